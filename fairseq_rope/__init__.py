@@ -1,0 +1,18 @@
+"""Modern-position Transformers for machine translation, as a fairseq plugin.
+
+fairseq imports this package when a program is given ``--user-dir fairseq_rope``. The mends of stock
+fairseq (:mod:`fairseq_rope.compat`) come first; then the models register themselves.
+"""
+
+__version__ = "0.1.0"
+
+if __name__ == "fairseq_rope":
+    from fairseq_rope import compat
+
+    compat.apply()
+
+    from fairseq_rope import models  # noqa: F401  registers every --arch; must follow the mends
+else:  # fairseq names a plugin after its folder or link, whatever that is called
+    from ._alias import adopt
+
+    adopt(__name__, __path__[0])

@@ -1,0 +1,186 @@
+"""Multi-head attention, composed of a position encoding and a kernel that know nothing of each other."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq import modules
+from fairseq_rope.errors import UserError
+from fairseq_rope.positions import Rotation
+
+
+def attend(q, k, v, mask, causal, scale, bias=None, dropout=0.0, need_weights=False):
+    """Scaled dot-product attention (Vaswani et al. 2017, eq. 1) with a keep-mask and an additive bias.
+
+    Args:
+        q: (batch, heads, queries, head_dim).
+        k, v: (batch, heads, keys, head_dim).
+        mask: bool, broadcastable to (batch, heads, queries, keys), True where a query may look; or None for all.
+        causal: each query looks at keys up to its own index only; queries = keys, and ``mask`` is None.
+        scale: factor of q·k.
+        bias: added to the scaled scores, broadcastable to (batch, heads, queries, keys), or None.
+        dropout: probability with which a weight is dropped.
+        need_weights: also return the weights, before dropout; costs a (batch, heads, queries, keys) tensor.
+
+    Returns:
+        (batch, heads, queries, head_dim) and the weights (batch, heads, queries, keys) in float32, or None.
+    """
+    if causal and (need_weights or bias is not None):
+        mask = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril()
+        causal = False
+    if not need_weights:
+        if bias is not None:
+            bias = bias.to(q.dtype) if mask is None else bias.to(q.dtype).masked_fill(~mask, float("-inf"))
+            mask = bias
+        out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, is_causal=causal, scale=scale)
+        return out, None
+    scores = (q @ k.transpose(-2, -1)).float() * scale
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    weights = torch.softmax(scores, dim=-1)
+    if mask is not None:
+        # A query that may look nowhere (a sentence of pads only) gets zeros, as in the fused kernel, not NaN.
+        weights = weights.masked_fill(~mask, 0.0)
+    return F.dropout(weights, dropout, training=dropout > 0).type_as(v) @ v, weights
+
+
+class MultiheadAttention(modules.MultiheadAttention):
+    """Attention with stock fairseq's parameters, names and caches, and its own forward pass.
+
+    Stock fairseq has two bodies, torch's fused function in training and a Python one in decoding; a position
+    encoding between projection and product has to be in both. Here one body serves both.
+    """
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        mask: Tensor | None = None,
+        rotation: Rotation | None = None,
+        score_bias: Tensor | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        incremental_state: dict | None = None,
+        need_weights: bool = False,
+    ):
+        """Attend from ``query`` to ``key``.
+
+        Args:
+            query: (tgt_len, batch, embed_dim).
+            key: what keys and values are projected from, (src_len, batch, kdim); None for ``query`` itself.
+                Encoder-decoder attention projects it once and then takes both from ``incremental_state``.
+            mask: bool keep-mask, broadcastable to (batch, 1, tgt_len, keys), cached keys included.
+            rotation: turns projected queries and keys (RoPE); never values.
+            score_bias: (1 or batch, heads, tgt_len, keys), added to the scaled scores.
+            scale: factor of q·k; default 1/sqrt(head_dim).
+            causal: see :func:`attend`.
+            incremental_state: cache of step-by-step decoding.
+            need_weights: also return the attention weights.
+
+        Returns:
+            (tgt_len, batch, embed_dim) and the weights (heads, batch, tgt_len, keys) in float32, or None.
+        """
+        cached = self._get_input_buffer(incremental_state)
+        q = self._split_heads(self.q_proj(query))  # (batch, heads, tgt_len, head_dim)
+        if self.encoder_decoder_attention:
+            k, v = self._encoder_keys(query.size(1), key, cached, incremental_state)
+        else:
+            source = query if key is None else key
+            k, v = self._split_heads(self.k_proj(source)), self._split_heads(self.v_proj(source))
+            if rotation is not None and rotation.before_cache:
+                q, k = rotation.rotate(q), rotation.rotate(k)
+            if "prev_key" in cached:
+                k = torch.cat((cached["prev_key"], k), dim=2)
+                v = torch.cat((cached["prev_value"], v), dim=2)
+            self._cache(incremental_state, k, v)
+
+        dropout = self.dropout_module
+        p = dropout.p if self.training or dropout.apply_during_inference else 0.0
+        scale = self.scaling if scale is None else scale
+
+        if rotation is not None and not rotation.before_cache:
+            out, weights = self._attend_by_block(q, k, v, mask, rotation, scale, score_bias, causal, p, need_weights)
+        elif k.size(0) != q.size(0):
+            out, weights = self._attend_by_beam(q, k, v, mask, scale, p, need_weights)
+        else:
+            out, weights = attend(q, k, v, mask, causal, scale, score_bias, p, need_weights)
+
+        out = out.permute(2, 0, 1, 3).flatten(2)  # (batch, heads, tgt_len, head_dim) -> (tgt_len, batch, embed_dim)
+        return self.out_proj(out), None if weights is None else weights.transpose(0, 1)
+
+    def _split_heads(self, x):
+        """(length, batch, embed_dim) -> (batch, heads, length, head_dim)."""
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
+
+    def _cache(self, incremental_state, k, v):
+        if incremental_state is not None:
+            self._set_input_buffer(incremental_state, {"prev_key": k, "prev_value": v})
+
+    def _encoder_keys(self, batch, key, cached, incremental_state):
+        """Keys and values of encoder-decoder attention, (batch or sentences, heads, src_len, head_dim) each."""
+        if "prev_key" in cached:
+            return cached["prev_key"], cached["prev_value"]
+        if incremental_state is not None and self.beam_size > 1 and key.size(1) == batch:
+            key = key[:, :: self.beam_size]  # the beams of a sentence are neighbours and see the same source
+        k, v = self._split_heads(self.k_proj(key)), self._split_heads(self.v_proj(key))
+        self._cache(incremental_state, k, v)
+        return k, v
+
+    def _attend_by_beam(self, q, k, v, mask, scale, dropout, need_weights):
+        """Encoder-decoder attention whose keys are stored once a sentence: its beams become rows of queries."""
+        sentences, (batch, heads, tgt_len, _) = k.size(0), q.shape
+        beam = batch // sentences
+        q = q.unflatten(0, (sentences, beam)).transpose(1, 2).flatten(2, 3)  # (sentences, heads, beam·tgt_len, head_dim)
+        if mask is not None:  # encoder padding: (batch, 1, 1, src_len), equal for the beams of a sentence
+            mask = mask[::beam]
+        out, weights = attend(q, k, v, mask, False, scale, None, dropout, need_weights)
+
+        def by_beam(x):  # (sentences, heads, beam·tgt_len, …) -> (batch, heads, tgt_len, …)
+            return x.unflatten(2, (beam, tgt_len)).transpose(1, 2).flatten(0, 1)
+
+        return by_beam(out), None if weights is None else by_beam(weights)
+
+    def _attend_by_block(self, q, k, v, mask, rotation, scale, bias, causal, dropout, need_weights):
+        """Self-attention whose keys are turned anew for each block of queries (dynamic NTK)."""
+        tgt_len, keys = q.size(2), k.size(2)
+        if causal:
+            mask = torch.ones(tgt_len, keys, dtype=torch.bool, device=q.device).tril()
+        outs, all_weights = [], []
+        for first, end, turn in rotation.blocks():
+            turned_q, turned_k = turn(q[:, :, first:end], k)
+            rows = mask if mask is None or mask.size(-2) == 1 else mask[..., first:end, :]
+            bias_rows = None if bias is None else bias[:, :, first:end]
+            out, weights = attend(turned_q, turned_k, v, rows, False, scale, bias_rows, dropout, need_weights)
+            outs.append(out)
+            all_weights.append(weights)
+        return torch.cat(outs, dim=2), torch.cat(all_weights, dim=2) if need_weights else None
+
+    def reorder_incremental_state(self, incremental_state, new_order):
+        """Keep the cached rows that beam search goes on with, in the order ``new_order`` (rows,)."""
+        cached = self._get_input_buffer(incremental_state)
+        if not cached:
+            return incremental_state
+        order = new_order
+        rows = cached["prev_key"].size(0)
+        if self.encoder_decoder_attention and self.beam_size > 1:
+            order = new_order[:: self.beam_size] // self.beam_size  # one row a sentence
+        if self.encoder_decoder_attention and order.size(0) == rows:
+            # Usually only beams moved within their sentences, whose keys are equal: nothing to copy.
+            if torch.equal(order, torch.arange(rows, device=order.device)):
+                return incremental_state
+        self._cache(incremental_state, *(cached[name].index_select(0, order) for name in ("prev_key", "prev_value")))
+        return incremental_state
+
+
+    def __prepare_scriptable__(self):
+        refuse_torchscript(self)
+
+
+def refuse_torchscript(module):
+    """Raise a UserError in place of torch.jit.script's long listing; torch asks modules before it compiles them."""
+    raise UserError(
+        f"{type(module).__name__} of fairseq_rope does not support TorchScript: its position encodings are Python "
+        "objects; use the eager model (fairseq-generate without scripting)"
+    )

@@ -1,0 +1,96 @@
+"""Says in one line why a checkpoint does not fit the dictionary or the model in use."""
+
+from fairseq_rope.compat.mend import Mend
+from fairseq_rope.compat.wrap import wrap
+from fairseq_rope.errors import UserError
+
+
+def why_not(expected, given):
+    """Compare two state dicts by name and shape.
+
+    Args:
+        expected: {name: tensor} of the model that was built.
+        given: {name: tensor} of the checkpoint.
+
+    Returns:
+        one sentence about the first difference that explains the others, or None where all fits.
+    """
+    shapes = {
+        name: (tuple(given[name].shape), tuple(expected[name].shape))
+        for name in given
+        if name in expected and given[name].shape != expected[name].shape
+    }
+    for name, (old, new) in shapes.items():
+        if name.endswith("embed_tokens.weight") and old[1:] == new[1:]:
+            side = "source" if name.startswith("encoder") else "target"
+            return (
+                f"the {side} dictionary does not fit the checkpoint: it has {new[0]} types, the checkpoint "
+                f"was trained with {old[0]}; use the data folder (its dict.*.txt) of that training"
+            )
+    for name, (old, new) in shapes.items():
+        return (
+            f"{name} has the shape {list(old)} in the checkpoint and {list(new)} in this model{_more(shapes)}"
+        )
+    missing = [name for name in expected if name not in given]
+    if missing:
+        return f"the checkpoint lacks {missing[0]} of this model{_more(missing)}"
+    surplus = [name for name in given if name not in expected]
+    if surplus:
+        return f"the checkpoint has {surplus[0]}, which this model lacks{_more(surplus)}"
+    return None
+
+
+def _more(items):
+    return f" (and {len(items) - 1} more parameters differ)" if len(items) > 1 else ""
+
+
+def _explain_model():
+    from fairseq.models import BaseFairseqModel
+
+    @wrap(BaseFairseqModel, "load_state_dict")
+    def load_state_dict(stock):
+        def load(self, state_dict, strict=True, *args, **kwargs):
+            try:
+                return stock(self, state_dict, strict, *args, **kwargs)
+            except RuntimeError as error:
+                # stock has brought the names of older checkpoints up to date in place, so they compare
+                reason = why_not(self.state_dict(), state_dict)
+                if reason is None:
+                    raise
+                raise UserError(reason) from error
+
+        return load
+
+
+def _explain_resume():
+    from fairseq.trainer import Trainer
+
+    @wrap(Trainer, "load_checkpoint")
+    def load_checkpoint(stock):
+        def load(self, filename, *args, **kwargs):
+            try:
+                return stock(self, filename, *args, **kwargs)
+            except UserError:
+                raise
+            except Exception as error:
+                # stock replaces whatever went wrong by "please ensure that the architectures match"
+                cause = error.__context__
+                if isinstance(cause, UserError):
+                    raise UserError(f"cannot continue from {filename}: {cause}") from cause
+                raise
+
+        return load
+
+
+MENDS = [
+    Mend(
+        name="dictionary and checkpoint",
+        reason="a dictionary of another size ends stock fairseq with a traceback over parameter shapes",
+        apply=_explain_model,
+    ),
+    Mend(
+        name="reason for not resuming",
+        reason="stock's trainer hides why a checkpoint could not be loaded",
+        apply=_explain_resume,
+    ),
+]

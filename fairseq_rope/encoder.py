@@ -1,0 +1,131 @@
+"""Transformer encoder: stock fairseq's parameters and interface, with any position encoding."""
+
+import torch
+from torch import Tensor
+
+from fairseq.distributed import fsdp_wrap
+from fairseq.models.transformer import TransformerEncoderBase
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq_rope.attention import refuse_torchscript
+from fairseq_rope.config import RopeTransformerConfig
+from fairseq_rope.layers import TransformerEncoderLayer
+from fairseq_rope.positions import (
+    LearnedPositions,
+    NoPositions,
+    PositionEncoding,
+    RotaryPositions,
+    SinusoidalPositions,
+)
+
+
+def build_positions(cfg: RopeTransformerConfig, stack: str, stock_positions, padding_idx: int) -> PositionEncoding:
+    """Position encoding of ``encoder`` or ``decoder``.
+
+    Args:
+        stock_positions: what stock's constructor made; a learned table is taken over from it, so that a seed gives
+            the same initial weights as stock.
+    """
+    limit = cfg.max_source_positions if stack == "encoder" else cfg.max_target_positions
+    name = cfg.position_encoding_of(stack)
+    if name == "rope":
+        return RotaryPositions(cfg.rope_scaling_of(stack), padding_idx)
+    if name == "learned":
+        return LearnedPositions(stock_positions.weight, padding_idx)
+    if name == "sinusoidal":
+        return SinusoidalPositions(getattr(cfg, stack).embed_dim, padding_idx, limit)
+    return NoPositions()
+
+
+def wrap_layer(layer, cfg):
+    """Activation checkpointing and FSDP, as stock wraps its layers."""
+    if cfg.checkpoint_activations:
+        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+    # A checkpointed layer is always a unit of FSDP, whatever its size.
+    return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+
+
+class TransformerEncoder(TransformerEncoderBase):
+    """Stack of :class:`~fairseq_rope.layers.TransformerEncoderLayer`.
+
+    Args:
+        cfg: sizes and options.
+        dictionary: source dictionary.
+        embed_tokens: input embedding (vocabulary, embed_dim).
+    """
+
+    def __init__(self, cfg, dictionary, embed_tokens):
+        super().__init__(cfg, dictionary, embed_tokens)
+        # The attribute keeps stock's name: a learned table is saved as `embed_positions.weight`.
+        self.embed_positions = build_positions(cfg, "encoder", self.embed_positions, self.padding_idx)
+
+    def build_encoder_layer(self, cfg):
+        return wrap_layer(TransformerEncoderLayer(cfg), cfg)
+
+    def forward_embedding(self, src_tokens, token_embedding: Tensor | None = None):
+        """Embed tokens and positions: (batch, src_len) -> the input and the scaled embedding, (batch, src_len, embed_dim)."""
+        if token_embedding is None:
+            token_embedding = self.embed_tokens(src_tokens)
+        x = embed = self.embed_scale * token_embedding
+        positions = self.embed_positions.embed(src_tokens, src_tokens.size(1))
+        if positions is not None:
+            x = (embed + positions).type_as(embed)
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        x = self.dropout_module(x)
+        if self.quant_noise is not None:
+            x = self.quant_noise(x)
+        return x, embed
+
+    def forward_scriptable(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        return_all_hiddens: bool = False,
+        token_embeddings: Tensor | None = None,
+    ):
+        """Encode (batch, src_len) tokens; arguments and result are those of stock's encoder.
+
+        Returns:
+            dict of lists: ``encoder_out`` [(src_len, batch, embed_dim)], ``encoder_padding_mask`` [(batch, src_len)],
+            ``encoder_embedding`` [(batch, src_len, embed_dim)], ``encoder_states`` (the input and each layer's output
+            if ``return_all_hiddens``), ``src_lengths`` [(batch, 1)].
+        """
+        padding_mask = src_tokens.eq(self.padding_idx)  # (batch, src_len)
+        has_pads = bool(padding_mask.any())
+
+        x, embedding = self.forward_embedding(src_tokens, token_embeddings)
+        if has_pads:
+            x = x.masked_fill(padding_mask[:, :, None], 0)
+        x = x.transpose(0, 1)  # (batch, src_len, embed_dim) -> (src_len, batch, embed_dim)
+
+        # Asked once: all layers share these.
+        positions, src_len = self.embed_positions, src_tokens.size(1)
+        mask = ~padding_mask[:, None, None, :] if has_pads else None  # (batch, 1, 1, src_len)
+        rotation = positions.rotation(src_tokens, src_len, causal=False)
+        score_bias = positions.score_bias(src_tokens, src_len)
+        scale = positions.score_scale(self.cfg.encoder.embed_dim // self.cfg.encoder.attention_heads)
+
+        states = [x] if return_all_hiddens else []
+        for layer in self.layers:
+            x = layer(x, mask, rotation, score_bias, scale)
+            if return_all_hiddens:
+                states.append(x)
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+
+        return {
+            "encoder_out": [x],
+            "encoder_padding_mask": [padding_mask],
+            "encoder_embedding": [embedding],
+            "encoder_states": states,
+            "fc_results": [],
+            "src_tokens": [],
+            "src_lengths": [padding_mask.logical_not().sum(dim=1, dtype=torch.int32)[:, None]],
+        }
+
+    def max_positions(self):
+        """Longest source in tokens that the position encoding can place."""
+        return self.embed_positions.max_positions()
+
+    def __prepare_scriptable__(self):
+        refuse_torchscript(self)

@@ -1,0 +1,58 @@
+"""Files that are either written whole or not at all."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from fairseq_rope.errors import UserError
+
+
+def check_writable(path):
+    """Raise :class:`UserError` unless a file could be written at ``path``; nothing is created.
+
+    Called before long work, so that a typing error in the output's name does not cost the whole run.
+    """
+    path = Path(path)
+    folder = path.parent
+    if path.is_dir():
+        raise UserError(f"cannot write {path}: it is a folder, give a file name")
+    if not folder.is_dir():
+        raise UserError(f"cannot write {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write {path}: no permission to write in the folder {folder}")
+
+
+@contextlib.contextmanager
+def replacing(path, mode="w"):
+    """Open a temporary file beside ``path`` that takes its place when the block ends without an error.
+
+    Whatever stops the block (an exception, Ctrl-C, a signal turned into an exception), the temporary file is
+    removed and an older file at ``path`` stays as it was. A link is followed, so that it stays a link.
+
+    Args:
+        path: the file to write.
+        mode: ``"w"`` for UTF-8 text with plain line feeds, ``"wb"`` for bytes.
+
+    Yields:
+        the open file.
+
+    Raises:
+        UserError: the file cannot be written; names the file and the system's reason.
+    """
+    check_writable(path)
+    target = Path(os.path.realpath(path))
+    # The same folder, because a rename is atomic only within one file system; opened plainly rather than by
+    # tempfile, whose files nobody else may read.
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+    try:
+        with open(temporary, mode, **text) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()

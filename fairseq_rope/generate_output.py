@@ -1,0 +1,115 @@
+"""Reads what ``fairseq-generate`` prints: hypotheses by sentence id, all there and in whole words."""
+
+import os
+import re
+
+from fairseq_rope.errors import UserError
+
+_LINE = re.compile(r"([HD])-(\d+)\t([^\t]*)\t(.*)", re.DOTALL)
+MOST_NAMED = 5  # ids that an error names
+
+
+def read_lines(path):
+    """Read a UTF-8 text file as a list of lines without their line ends.
+
+    Only line feeds end a line, as for sacreBLEU; ``str.splitlines`` would also cut at characters that stand
+    in real corpora, such as U+2028.
+
+    Raises:
+        UserError: the file is missing, unreadable or not UTF-8 (names the byte).
+    """
+    try:
+        with open(path, encoding="utf-8", newline="\n") as file:
+            return [line.rstrip("\r\n") for line in file]
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} ({error.reason})"
+        ) from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def read_hypotheses(path):
+    """Read the best hypothesis of each sentence from fairseq-generate's output.
+
+    The D lines are read: the text after ``--remove-bpe`` and after any ``--bpe`` and ``--tokenizer`` are
+    undone; an output with only H lines is read by these. With ``--nbest`` the first, best hypothesis counts.
+
+    Args:
+        path: what fairseq-generate printed, or its ``generate-test.txt``; other lines are passed over.
+
+    Returns:
+        dict from sentence id to text, in the file's order.
+
+    Raises:
+        UserError: no hypotheses in the file, a sentence that comes twice (two outputs in one file), or a last
+            line that is cut off.
+    """
+    texts = {"H": {}, "D": {}}
+    latest = {"H": None, "D": None}
+    for line in read_lines(path):
+        match = _LINE.fullmatch(line)
+        if not match:
+            continue
+        kind, number, text = match[1], int(match[2]), match[4]
+        if number not in texts[kind]:
+            texts[kind][number] = text
+        elif latest[kind] != number:  # further hypotheses of --nbest follow the first at once
+            raise UserError(
+                f"{path} holds sentence {number} twice: is it more than one output of fairseq-generate?"
+            )
+        latest[kind] = number
+    hypotheses = texts["D"] or texts["H"]
+    if not hypotheses:
+        raise UserError(
+            f"{path} holds no hypotheses (no lines that begin with D- or H-): is it the output of "
+            "fairseq-generate without --quiet?"
+        )
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            raise UserError(f"{path} is cut off: its last line has no end")
+    return hypotheses
+
+
+def in_order(hypotheses, count, path="the output"):
+    """Return the hypotheses of the sentences 0 … ``count - 1`` in this order.
+
+    Args:
+        hypotheses: dict from sentence id to text.
+        count: number of sentences of the reference.
+        path: what errors call the hypotheses.
+
+    Raises:
+        UserError: a missing id, or ids beyond the reference; both numbers are named.
+    """
+    missing = [number for number in range(count) if number not in hypotheses]
+    beyond = sorted(number for number in hypotheses if number >= count)
+    if missing or beyond:
+        problems = [f"no sentence {_some(missing)}"] if missing else []
+        problems += [f"a sentence {_some(beyond)}"] if beyond else []
+        raise UserError(
+            f"{path} holds {len(hypotheses)} sentences, the reference {count} (ids 0 to {count - 1}); "
+            f"the output has {' and '.join(problems)}"
+        )
+    return [hypotheses[number] for number in range(count)]
+
+
+def refuse_subwords(texts, path="the output"):
+    """Raise :class:`UserError` if a text still has subword marks: ``@@`` at a token's end, or ``▁``."""
+    for number, text in enumerate(texts):
+        if text.endswith("@@") or "@@ " in text:
+            mark, option = "@@", "--remove-bpe"
+        elif "▁" in text:
+            mark, option = "▁", "--remove-bpe sentencepiece"
+        else:
+            continue
+        raise UserError(
+            f"{path}: sentence {number} still holds subwords ({mark!r} in {text[:60]!r}): run "
+            f"fairseq-generate with {option}"
+        )
+
+
+def _some(numbers):
+    more = len(numbers) - MOST_NAMED
+    return ", ".join(map(str, numbers[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "")

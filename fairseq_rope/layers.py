@@ -1,0 +1,162 @@
+"""Encoder and decoder layer: stock fairseq's parameters and names, around the attention of this package."""
+
+import torch
+from torch import Tensor, nn
+
+from fairseq.modules import transformer_layer
+from fairseq_rope.attention import MultiheadAttention, refuse_torchscript
+from fairseq_rope.positions import Rotation
+
+
+def init_feed_forward(layer, how: str):
+    """Initialise a layer's feed-forward block as ``--ffn-init`` says.
+
+    ``default`` keeps stock fairseq's (uniform within 1/sqrt(fan_in), weight and bias); ``xavier`` is that of fairseq
+    in 2019, xavier-uniform weights and zero biases, which the ADMIN recipes were made with.
+    """
+    if how == "xavier":
+        for linear in (layer.fc1, layer.fc2):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+
+class _Blocks:
+    """What encoder and decoder layer share: how a block is wrapped, and the feed-forward block."""
+
+    def block_input(self, x, layer_norm):
+        """What a block reads: the normalised stream with pre-norm, the stream itself with post-norm."""
+        return layer_norm(x) if self.normalize_before else x
+
+    def block_output(self, residual, x, layer_norm):
+        """The stream after a block: dropout, shortcut, and with post-norm the normalisation."""
+        x = self.residual_connection(self.dropout_module(x), residual)
+        return x if self.normalize_before else layer_norm(x)
+
+    def feed_forward(self, x):
+        """The whole feed-forward block, (length, batch, embed_dim) -> the same."""
+        residual = x
+        x = self.activation_fn(self.fc1(self.block_input(x, self.final_layer_norm)))
+        x = self.fc2(self.activation_dropout_module(x))
+        return self.block_output(residual, x, self.final_layer_norm)
+
+    def __prepare_scriptable__(self):
+        refuse_torchscript(self)
+
+
+class TransformerEncoderLayer(_Blocks, transformer_layer.TransformerEncoderLayerBase):
+    """Self-attention and feed-forward block (Vaswani et al. 2017, section 3.1)."""
+
+    def __init__(self, cfg):
+        super().__init__(cfg)
+        init_feed_forward(self, cfg.ffn_init)
+
+    def build_self_attention(self, embed_dim, cfg):
+        return MultiheadAttention(
+            embed_dim,
+            cfg.encoder.attention_heads,
+            dropout=cfg.attention_dropout,
+            self_attention=True,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        rotation: Rotation | None,
+        score_bias: Tensor | None,
+        scale: float,
+    ):
+        """Args:
+            x: (src_len, batch, embed_dim).
+            mask, rotation, score_bias, scale: see :class:`~fairseq_rope.attention.MultiheadAttention`.
+
+        Returns:
+            (src_len, batch, embed_dim).
+        """
+        residual = x
+        x = self.block_input(x, self.self_attn_layer_norm)
+        x, _ = self.self_attn(x, None, mask, rotation, score_bias, scale)
+        x = self.block_output(residual, x, self.self_attn_layer_norm)
+        return self.feed_forward(x)
+
+
+class TransformerDecoderLayer(_Blocks, transformer_layer.TransformerDecoderLayerBase):
+    """Causal self-attention, attention to the encoder, and feed-forward block."""
+
+    def __init__(self, cfg, no_encoder_attn=False):
+        super().__init__(cfg, no_encoder_attn)
+        init_feed_forward(self, cfg.ffn_init)
+
+    def build_self_attention(self, embed_dim, cfg, add_bias_kv=False, add_zero_attn=False):
+        return MultiheadAttention(
+            embed_dim,
+            cfg.decoder.attention_heads,
+            dropout=cfg.attention_dropout,
+            self_attention=not cfg.cross_self_attention,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+        )
+
+    def build_encoder_attention(self, embed_dim, cfg):
+        return MultiheadAttention(
+            embed_dim,
+            cfg.decoder.attention_heads,
+            kdim=cfg.encoder.embed_dim,
+            vdim=cfg.encoder.embed_dim,
+            dropout=cfg.attention_dropout,
+            encoder_decoder_attention=True,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_out: Tensor | None,
+        encoder_mask: Tensor | None,
+        self_attn_mask: Tensor | None,
+        rotation: Rotation | None,
+        score_bias: Tensor | None,
+        scale: float,
+        causal: bool,
+        incremental_state: dict | None = None,
+        need_weights: bool = False,
+    ):
+        """Args:
+            x: (tgt_len, batch, embed_dim); tgt_len is 1 with ``incremental_state``.
+            encoder_out: (src_len, batch, encoder_embed_dim) or None.
+            encoder_mask: keep-mask of encoder-decoder attention, (batch, 1, 1, src_len) or None.
+            self_attn_mask, rotation, score_bias, scale, causal: see
+                :class:`~fairseq_rope.attention.MultiheadAttention`.
+            need_weights: also return the weights of encoder-decoder attention.
+
+        Returns:
+            (tgt_len, batch, embed_dim) and (heads, batch, tgt_len, src_len) in float32, or None.
+        """
+        residual = x
+        x = self.block_input(x, self.self_attn_layer_norm)
+        key = None
+        if self.cross_self_attention:
+            # Keys are the encoder's output followed by the target; once cached, only the target grows.
+            started = "prev_key" in self.self_attn._get_input_buffer(incremental_state)
+            key = x if started else _concat_lengths(encoder_out, x)
+        x, _ = self.self_attn(
+            x, key, self_attn_mask, rotation, score_bias, scale, causal, incremental_state=incremental_state
+        )
+        x = self.block_output(residual, x, self.self_attn_layer_norm)
+
+        weights = None
+        if self.encoder_attn is not None and encoder_out is not None:
+            residual = x
+            x = self.block_input(x, self.encoder_attn_layer_norm)
+            x, weights = self.encoder_attn(
+                x, encoder_out, encoder_mask, incremental_state=incremental_state, need_weights=need_weights
+            )
+            x = self.block_output(residual, x, self.encoder_attn_layer_norm)
+        return self.feed_forward(x), weights
+
+
+def _concat_lengths(encoder_out, x):
+    return x if encoder_out is None else torch.cat((encoder_out, x), dim=0)

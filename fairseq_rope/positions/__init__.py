@@ -1,0 +1,18 @@
+"""Position encodings, one file each; :mod:`fairseq_rope.positions.base` states the protocol."""
+
+from fairseq_rope.positions.base import UNLIMITED, NoPositions, PositionEncoding, Rotation
+from fairseq_rope.positions.learned import LearnedPositions
+from fairseq_rope.positions.rope import RotaryPositions
+from fairseq_rope.positions.rope_scaling import RopeScaling
+from fairseq_rope.positions.sinusoidal import SinusoidalPositions
+
+__all__ = [
+    "UNLIMITED",
+    "LearnedPositions",
+    "NoPositions",
+    "PositionEncoding",
+    "RopeScaling",
+    "RotaryPositions",
+    "Rotation",
+    "SinusoidalPositions",
+]

@@ -1,0 +1,37 @@
+"""``learned``: one trained vector a position, added to the input."""
+
+import torch.nn.functional as F
+from torch import nn
+
+from fairseq.utils import make_positions
+from fairseq_rope.errors import UserError
+from fairseq_rope.positions.base import PositionEncoding
+
+
+class LearnedPositions(PositionEncoding):
+    """Adds a trained table's rows (Gehring et al. 2017); positions count non-pad tokens.
+
+    Args:
+        weight: the table (padding_idx + 1 + max_positions, embed_dim); row ``padding_idx`` is zero and stays zero.
+            Its name, ``embed_positions.weight``, is stock fairseq's.
+        padding_idx: id of the padding symbol.
+    """
+
+    def __init__(self, weight: nn.Parameter, padding_idx: int):
+        super().__init__()
+        self.weight = weight
+        self.padding_idx = padding_idx
+
+    def embed(self, tokens, query_len):
+        # Checked by the tensor's shape first: counting the non-pads waits for the device.
+        if tokens.size(1) > self.max_positions():
+            length = int(tokens.ne(self.padding_idx).sum(dim=1).max())
+            if length > self.max_positions():
+                raise UserError(
+                    f"a sequence of {length} tokens is longer than the {self.max_positions()} learned positions"
+                )
+        positions = make_positions(tokens, self.padding_idx)[:, -query_len:]  # (batch, query_len)
+        return F.embedding(positions, self.weight, self.padding_idx)
+
+    def max_positions(self):
+        return self.weight.size(0) - self.padding_idx - 1

@@ -1,0 +1,37 @@
+"""Fixtures shared by all tests."""
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import helpers
+
+torch.set_num_threads(1)
+logging.getLogger("matplotlib").setLevel(logging.WARNING)
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory):
+    """A binarized toy corpus with a joined dictionary: digits in words, reversed on the target side."""
+    folder = tmp_path_factory.mktemp("digits")
+    return helpers.binarize(helpers.write_digits(folder / "text"), folder / "bin")
+
+
+@pytest.fixture(scope="session")
+def digits_separate(tmp_path_factory):
+    """The same corpus with two dictionaries."""
+    folder = tmp_path_factory.mktemp("digits_separate")
+    return helpers.binarize(helpers.write_digits(folder / "text"), folder / "bin", joined=False)
+
+
+@pytest.fixture(scope="session")
+def real_data():
+    """Folder of the real corpora; tests that need it are skipped where it is absent."""
+    if not helpers.DATA.is_dir():
+        pytest.skip(f"no real data at $FAIRSEQ_ROPE_DATA ({helpers.DATA})")
+    return helpers.DATA
