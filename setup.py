@@ -9,7 +9,7 @@ HERE = Path(__file__).resolve().parent
 # The stack that the tests run on. torch is pinned because a range lets pip pick another build of several
 # gigabytes; ve-fairseq is fairseq's last main branch with wheels, for Linux x86-64 and Python 3.11 and 3.12.
 STACK = [
-    'torch==2.13.0',
+    "torch==2.13.0",
     've-fairseq==0.12.3; sys_platform == "linux" and platform_machine == "x86_64"',
     "numpy>=1.26,<3",
     "hydra-core>=1.3.2,<1.4",
@@ -17,7 +17,7 @@ STACK = [
     "sacrebleu>=2.3,<3",
 ]
 TEXT = ["sacremoses>=0.1.1", "sentencepiece>=0.2", "subword-nmt>=0.3.8", "matplotlib>=3.8", "tqdm>=4.66"]
-TEST = ["pytest>=8", "hypothesis>=6.100", "ruff>=0.6", "transformers>=4.44,<6"]
+TEST = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.6", "transformers>=4.44,<6"]
 
 setup(
     name="fairseq-rope",

@@ -115,10 +115,12 @@ training() {
     total=${MAX_UPDATE:-$((update + of - step + of * (MAX_EPOCH - epoch)))}
     REPLY="epoch $epoch, update $update of $total, loss $loss"
     if [ -z "$FIRST_UPDATE" ]; then
-        FIRST_UPDATE=$update FIRST_SECONDS=$SECONDS
-    elif [ "$update" -gt "$FIRST_UPDATE" ]; then
-        REPLY+=", about $(clock $(((total - update) * (SECONDS - FIRST_SECONDS) / (update - FIRST_UPDATE)))) left"
+        FIRST_UPDATE=$update FIRST_SECONDS=$SECONDS LAST_UPDATE=$update
+    elif [ "$update" -gt "$LAST_UPDATE" ]; then
+        LAST_UPDATE=$update
+        LEFT=$(((total - update) * (SECONDS - FIRST_SECONDS) / (update - FIRST_UPDATE)))
     fi
+    if [ "$LAST_UPDATE" -gt "$FIRST_UPDATE" ]; then REPLY+=", about $(clock "$LEFT") left"; fi
 }
 
 # claim OUT OPTIONS: OUT becomes the folder of a run with these OPTIONS (lines of name=value), or goes on being
@@ -131,7 +133,7 @@ claim() {
     if command -v flock >/dev/null && ! flock -w 10 9; then die "another run is at work in $out"; fi
     if [ -s "$file" ]; then
         [ "$(cat "$file")" = "$options" ] || {
-            diff <(cat "$file") <(printf '%s\n' "$options") | grep '^[<>]' | sed 's/^</  before: /; s/^>/  now:    /' >&2
+            diff <(cat "$file") <(printf '%s\n' "$options") | grep '^[<>]' | sed 's/^</  before: /; s/^>/  now:    /' >&2 || true
             die "$out belongs to a run with other options (above): choose another folder, or remove this one"
         }
     elif [ -n "$(find "$out" -mindepth 1 -maxdepth 1 ! -name options.txt ! -name .options)" ]; then
@@ -142,11 +144,11 @@ claim() {
     fi
 }
 
-# use_environment: put the programs of $FAIRSEQ_ROPE_PYTHON's environment on PATH, by default those of .venv
-# (made by scripts/setup_env.sh where it is missing); PYTHON is its interpreter.
+# use_environment run|test: put the programs of $FAIRSEQ_ROPE_PYTHON's environment on PATH, by default those of
+# .venv (which scripts/setup_env.sh makes where it is missing); PYTHON is its interpreter.
 use_environment() {
     if [ -z "${FAIRSEQ_ROPE_PYTHON:-}" ]; then
-        bash "$ROOT/scripts/setup_env.sh" run || exit
+        bash "$ROOT/scripts/setup_env.sh" "$1" || exit
         FAIRSEQ_ROPE_PYTHON=$ROOT/.venv/bin/python
     fi
     PYTHON=$(command -v "$FAIRSEQ_ROPE_PYTHON") || die "FAIRSEQ_ROPE_PYTHON: no program '$FAIRSEQ_ROPE_PYTHON'"
@@ -204,15 +206,28 @@ merge_scores() {
 import json, os, sys
 
 out, pairs = sys.argv[1], [pair.split("=", 1) for pair in sys.argv[2:]]
-scores = {name: json.load(open(path, encoding="utf-8")) for name, path in pairs}
-signatures = [entry.pop("signature") for entry in scores.values()]
-for name, entry in scores.items():
-    scores[name] = {metric: round(entry[metric], 2) for metric in ("bleu", "chrf")}
-    print(f"      {name:12} BLEU {entry['bleu']:6.2f}   chrF {entry['chrf']:6.2f}")
-for metric, signature in signatures[0].items():
-    print(f"      {metric:12} {signature}")
+scores = {}
+for name, path in pairs:
+    with open(path, encoding="utf-8") as file:
+        score = json.load(file)
+    scores[name] = {metric: round(score[metric], 2) for metric in ("bleu", "chrf")}
 with open(out + ".tmp", "w", encoding="utf-8") as file:
-    json.dump({**scores, "signature": signatures[0]}, file, indent=1, ensure_ascii=False)
+    json.dump({**scores, "signature": score["signature"]}, file, indent=1)
 os.replace(out + ".tmp", out)
+PYTHON
+}
+
+# print_scores FILE: what merge_scores wrote, for people.
+print_scores() {
+    "$PYTHON" - "$1" <<'PYTHON'
+import json, sys
+
+with open(sys.argv[1], encoding="utf-8") as file:
+    scores = json.load(file)
+signature = scores.pop("signature")
+for name, score in scores.items():
+    print(f"  {name:11} BLEU {score['bleu']:.2f}   chrF {score['chrf']:.2f}")
+for metric, text in signature.items():
+    print(f"  {metric:11} {text}")
 PYTHON
 }

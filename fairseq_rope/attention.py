@@ -2,9 +2,9 @@
 
 import torch
 import torch.nn.functional as F
+from fairseq import modules
 from torch import Tensor
 
-from fairseq import modules
 from fairseq_rope.errors import UserError
 from fairseq_rope.positions import Rotation
 
@@ -130,9 +130,11 @@ class MultiheadAttention(modules.MultiheadAttention):
 
     def _attend_by_beam(self, q, k, v, mask, scale, dropout, need_weights):
         """Encoder-decoder attention whose keys are stored once a sentence: its beams become rows of queries."""
-        sentences, (batch, heads, tgt_len, _) = k.size(0), q.shape
+        sentences, batch, tgt_len = k.size(0), q.size(0), q.size(2)
         beam = batch // sentences
-        q = q.unflatten(0, (sentences, beam)).transpose(1, 2).flatten(2, 3)  # (sentences, heads, beam·tgt_len, head_dim)
+        q = (
+            q.unflatten(0, (sentences, beam)).transpose(1, 2).flatten(2, 3)
+        )  # (sentences, heads, beam·tgt_len, head_dim)
         if mask is not None:  # encoder padding: (batch, 1, 1, src_len), equal for the beams of a sentence
             mask = mask[::beam]
         out, weights = attend(q, k, v, mask, False, scale, None, dropout, need_weights)
@@ -166,13 +168,11 @@ class MultiheadAttention(modules.MultiheadAttention):
         rows = cached["prev_key"].size(0)
         if self.encoder_decoder_attention and self.beam_size > 1:
             order = new_order[:: self.beam_size] // self.beam_size  # one row a sentence
-        if self.encoder_decoder_attention and order.size(0) == rows:
-            # Usually only beams moved within their sentences, whose keys are equal: nothing to copy.
-            if torch.equal(order, torch.arange(rows, device=order.device)):
-                return incremental_state
+        # Usually only beams moved within their sentences, whose source keys are equal: nothing to copy.
+        if self.encoder_decoder_attention and torch.equal(order, torch.arange(rows, device=order.device)):
+            return incremental_state
         self._cache(incremental_state, *(cached[name].index_select(0, order) for name in ("prev_key", "prev_value")))
         return incremental_state
-
 
     def __prepare_scriptable__(self):
         refuse_torchscript(self)

@@ -136,11 +136,7 @@ class ModelMean:
             if not isinstance(tensor, torch.Tensor):
                 continue
             if tensor.shape != shape:
-                what = (
-                    "dictionary of "
-                    if key.endswith(("embed_tokens.weight", "output_projection.weight"))
-                    else ""
-                )
+                what = "dictionary of " if key.endswith(("embed_tokens.weight", "output_projection.weight")) else ""
                 shapes.append(f"{key} ({what}{_show(tensor.shape)} instead of {_show(shape)})")
             elif _mean_class(tensor.dtype) is not _mean_class(dtype):
                 types.append(f"{key} ({tensor.dtype} instead of {dtype})")
@@ -162,9 +158,7 @@ class ModelMean:
         """
         for key, tensor in model.items():
             if not isinstance(tensor, torch.Tensor):
-                raise UserError(
-                    f"{name}: cannot average {key}, which is a {type(tensor).__name__}, not a tensor"
-                )
+                raise UserError(f"{name}: cannot average {key}, which is a {type(tensor).__name__}, not a tensor")
             if _mean_class(tensor.dtype) is None:
                 raise UserError(f"{name}: cannot average {key}, which is of type {tensor.dtype}")
             if tensor.is_floating_point() and torch.isnan(tensor).any():
@@ -220,6 +214,7 @@ class _FloatMean:
         self.weight = 0.0
 
     def add(self, tensor, weight):
+        weight = torch.tensor(weight, dtype=self.dtype).item()  # as it takes part: a tiny one can become 0
         if weight == 0:  # else 0 * inf would be NaN
             return
         self.weight += weight
@@ -255,9 +250,7 @@ class _IntegerMean:
         if self.first is None:
             self.first = tensor.to(torch.int64, copy=True)
         else:
-            self.difference = (
-                self.difference + (tensor.to(torch.int64) - self.first).to(torch.float64) * weight
-            )
+            self.difference = self.difference + (tensor.to(torch.int64) - self.first).to(torch.float64) * weight
 
     def result(self):
         if isinstance(self.difference, torch.Tensor):

@@ -67,9 +67,7 @@ def structure(state):
     options = _flat(_plain((state.get("cfg") or {}).get("model")) or _plain(state.get("args")) or {})
     if "arch" not in options and "_name" in options:
         options["arch"] = options["_name"]
-    return {
-        name: value for name, value in options.items() if value is not None and _STRUCTURE.fullmatch(name)
-    }
+    return {name: value for name, value in options.items() if value is not None and _STRUCTURE.fullmatch(name)}
 
 
 def choose(inputs, epochs=None, updates=None, best=None, upper_bound=None, load=None):
@@ -126,9 +124,7 @@ def choose(inputs, epochs=None, updates=None, best=None, upper_bound=None, load=
 def _numbered(folder, pattern, upper_bound):
     matches = ((pattern.fullmatch(path.name), path) for path in Path(folder).iterdir())
     found = [(int(match[1]), str(path)) for match, path in matches if match]
-    return [
-        path for number, path in sorted(found, reverse=True) if upper_bound is None or number <= upper_bound
-    ]
+    return [path for number, path in sorted(found, reverse=True) if upper_bound is None or number <= upper_bound]
 
 
 def _best(inputs, folder, load):
@@ -142,9 +138,7 @@ def _best(inputs, folder, load):
             raise UserError(f"{path} is not named checkpoint.best_METRIC_VALUE.pt, so its value is not known")
     metrics = sorted({metric for metric, _, _ in found})
     if len(metrics) > 1:
-        raise UserError(
-            f"the best checkpoints are by different metrics ({', '.join(metrics)}): give the files of one"
-        )
+        raise UserError(f"the best checkpoints are by different metrics ({', '.join(metrics)}): give the files of one")
     if not found:
         return []
     more_is_better = bool(_option(load(found[0][2]), "checkpoint", "maximize_best_checkpoint_metric"))

@@ -2,12 +2,11 @@
 
 from argparse import Namespace
 from dataclasses import dataclass, field
-from typing import Optional
-
-from omegaconf import DictConfig, OmegaConf
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models.transformer import TransformerConfig
+from omegaconf import DictConfig, OmegaConf
+
 from fairseq_rope.errors import UserError
 from fairseq_rope.positions import RopeScaling
 
@@ -31,7 +30,7 @@ class RopeTransformerConfig(TransformerConfig):
     Field names are the flags' with underscores. ``None`` means not given.
     """
 
-    position_encoding: Optional[ChoiceEnum(POSITION_ENCODINGS)] = field(
+    position_encoding: ChoiceEnum(POSITION_ENCODINGS) | None = field(
         default=None,
         metadata={
             "help": "position encoding of encoder and decoder; not given: that of the architecture, or what "
@@ -51,7 +50,7 @@ class RopeTransformerConfig(TransformerConfig):
     rope_scaling_factor: float = field(
         default=1.0, metadata={"help": "target length / training length, at least 1 (with --rope-scaling)"}
     )
-    rope_train_length: Optional[int] = field(
+    rope_train_length: int | None = field(
         default=None, metadata={"help": "training length in tokens (for --rope-scaling dynamic-ntk and yarn)"}
     )
     tupe_reset: ChoiceEnum(["none", "first", "eos"]) = field(
@@ -68,10 +67,10 @@ class RopeTransformerConfig(TransformerConfig):
         default="default",
         metadata={"help": "feed-forward initialisation: fairseq's, or xavier-uniform with zero bias"},
     )
-    admin_profile_out: Optional[str] = field(
+    admin_profile_out: str | None = field(
         default=None, metadata={"help": "ADMIN: write the measured profile to this file"}
     )
-    admin_profile_in: Optional[str] = field(
+    admin_profile_in: str | None = field(
         default=None, metadata={"help": "ADMIN: use this profile instead of measuring"}
     )
     untied_embeddings: bool = field(

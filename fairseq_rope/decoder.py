@@ -1,12 +1,12 @@
 """Transformer decoder: stock fairseq's parameters and interface, with any position encoding."""
 
 import torch
+from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor
 
-from fairseq.models.transformer import TransformerDecoderBase
 from fairseq_rope.attention import refuse_torchscript
-from fairseq_rope.encoder import build_positions, wrap_layer
 from fairseq_rope.layers import TransformerDecoderLayer
+from fairseq_rope.stack import build_positions, wrap_layer
 
 
 class TransformerDecoder(TransformerDecoderBase):

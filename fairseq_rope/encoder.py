@@ -1,47 +1,12 @@
 """Transformer encoder: stock fairseq's parameters and interface, with any position encoding."""
 
 import torch
+from fairseq.models.transformer import TransformerEncoderBase
 from torch import Tensor
 
-from fairseq.distributed import fsdp_wrap
-from fairseq.models.transformer import TransformerEncoderBase
-from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq_rope.attention import refuse_torchscript
-from fairseq_rope.config import RopeTransformerConfig
 from fairseq_rope.layers import TransformerEncoderLayer
-from fairseq_rope.positions import (
-    LearnedPositions,
-    NoPositions,
-    PositionEncoding,
-    RotaryPositions,
-    SinusoidalPositions,
-)
-
-
-def build_positions(cfg: RopeTransformerConfig, stack: str, stock_positions, padding_idx: int) -> PositionEncoding:
-    """Position encoding of ``encoder`` or ``decoder``.
-
-    Args:
-        stock_positions: what stock's constructor made; a learned table is taken over from it, so that a seed gives
-            the same initial weights as stock.
-    """
-    limit = cfg.max_source_positions if stack == "encoder" else cfg.max_target_positions
-    name = cfg.position_encoding_of(stack)
-    if name == "rope":
-        return RotaryPositions(cfg.rope_scaling_of(stack), padding_idx)
-    if name == "learned":
-        return LearnedPositions(stock_positions.weight, padding_idx)
-    if name == "sinusoidal":
-        return SinusoidalPositions(getattr(cfg, stack).embed_dim, padding_idx, limit)
-    return NoPositions()
-
-
-def wrap_layer(layer, cfg):
-    """Activation checkpointing and FSDP, as stock wraps its layers."""
-    if cfg.checkpoint_activations:
-        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-    # A checkpointed layer is always a unit of FSDP, whatever its size.
-    return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+from fairseq_rope.stack import build_positions, wrap_layer
 
 
 class TransformerEncoder(TransformerEncoderBase):
@@ -62,7 +27,7 @@ class TransformerEncoder(TransformerEncoderBase):
         return wrap_layer(TransformerEncoderLayer(cfg), cfg)
 
     def forward_embedding(self, src_tokens, token_embedding: Tensor | None = None):
-        """Embed tokens and positions: (batch, src_len) -> the input and the scaled embedding, (batch, src_len, embed_dim)."""
+        """Embed (batch, src_len) tokens: the layers' input and the scaled embedding, (batch, src_len, embed_dim) each."""
         if token_embedding is None:
             token_embedding = self.embed_tokens(src_tokens)
         x = embed = self.embed_scale * token_embedding

@@ -22,6 +22,11 @@ def check_writable(path):
         raise UserError(f"cannot write {path}: no permission to write in the folder {folder}")
 
 
+def same_file(a, b):
+    """Say whether two paths are one existing file, by links too."""
+    return os.path.exists(a) and os.path.exists(b) and os.path.samefile(a, b)
+
+
 @contextlib.contextmanager
 def replacing(path, mode="w"):
     """Open a temporary file beside ``path`` that takes its place when the block ends without an error.

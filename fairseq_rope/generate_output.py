@@ -22,9 +22,7 @@ def read_lines(path):
         with open(path, encoding="utf-8", newline="\n") as file:
             return [line.rstrip("\r\n") for line in file]
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} ({error.reason})"
-        ) from error
+        raise UserError(f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} ({error.reason})") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -55,9 +53,7 @@ def read_hypotheses(path):
         if number not in texts[kind]:
             texts[kind][number] = text
         elif latest[kind] != number:  # further hypotheses of --nbest follow the first at once
-            raise UserError(
-                f"{path} holds sentence {number} twice: is it more than one output of fairseq-generate?"
-            )
+            raise UserError(f"{path} holds sentence {number} twice: is it more than one output of fairseq-generate?")
         latest[kind] = number
     hypotheses = texts["D"] or texts["H"]
     if not hypotheses:

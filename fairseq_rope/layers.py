@@ -1,9 +1,9 @@
 """Encoder and decoder layer: stock fairseq's parameters and names, around the attention of this package."""
 
 import torch
+from fairseq.modules import transformer_layer
 from torch import Tensor, nn
 
-from fairseq.modules import transformer_layer
 from fairseq_rope.attention import MultiheadAttention, refuse_torchscript
 from fairseq_rope.positions import Rotation
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from fairseq_rope.errors import UserError
 
-# fairseq writes "DATE TIME | INFO | TAG | MESSAGE": TAG is train_inner within an epoch, train at its end, and
-# for a validation the subset's name, normally valid
-_RECORD = re.compile(r"\|\s*INFO\s*\|\s*([^\s|]+)\s*\|\s*(\{.*|epoch \d+.*)")
+# "… | INFO | TAG | MESSAGE" (fairseq-train), "…[TAG][INFO] - MESSAGE" (fairseq-hydra-train) or
+# "INFO:TAG:MESSAGE" (Python's own form, where something was logged before the program chose its form).
+# TAG is train_inner within an epoch, train at its end, and for a validation the subset's name, often valid.
+_RECORD = re.compile(r"(?:INFO\s*[|:]\s*|\[)([\w.-]+)(?:\s*[|:]\s*|\]\[INFO\] - )(\{.*|epoch \d+.*)")
 # "loss=4.633" within an epoch, "loss 4.633" at its end; not nll_loss or best_loss
 _FIGURE = re.compile(r"(?:^|[\s,|])(loss|num_updates)[= ]\s*([^\s,|]+)")
 

@@ -10,10 +10,9 @@ from argparse import Namespace
 from pathlib import Path
 
 import yaml
-
 from fairseq.models.transformer import TransformerConfig
 
-import fairseq_rope  # noqa: F401  registers the architectures
+import fairseq_rope
 from fairseq_rope.models.architectures import ARCHITECTURES, FOLLOWS, apply_preset
 
 FOLDER = Path(fairseq_rope.__file__).parent / "config" / "model"
@@ -25,7 +24,9 @@ def model_config(name: str) -> dict:
     args = Namespace()
     apply_preset(args, ARCHITECTURES[name])
     nested = ("encoder", "decoder", "quant_noise")  # flat fields with a prefix, as flags are
-    stock = {name: field.default for name, field in TransformerConfig.__dataclass_fields__.items() if name not in nested}
+    stock = {
+        name: field.default for name, field in TransformerConfig.__dataclass_fields__.items() if name not in nested
+    }
     values = dict(sorted({**stock, **vars(args)}.items()))
     for follower, leader in FOLLOWS.items():
         values[follower] = f"${{model.{leader}}}"

@@ -86,7 +86,9 @@ def run(program, *args, stdin="", check=True):
         os.environ.clear()
         os.environ.update(environ)
     if check and error is not None:
-        raise AssertionError(f"{program} failed ({error!r}):\n{out.getvalue()[-3000:]}{log.getvalue()[-3000:]}") from error
+        raise AssertionError(
+            f"{program} failed ({error!r}):\n{out.getvalue()[-3000:]}{log.getvalue()[-3000:]}"
+        ) from error
     return Result(code, out.getvalue(), log.getvalue(), error)
 
 
@@ -133,8 +135,8 @@ def run_program(program, *args, cwd=None, timeout=240, check=True, **env):
 def write_digits(folder, splits=(("train", 200), ("valid", 20), ("test", 20)), seed=1):
     """Write a toy corpus: source = digits as words, target = the same sequence reversed, in other words."""
     rng = random.Random(seed)
-    source_words = "zero one two three four five six seven eight nine".split()
-    target_words = "null eins zwei drei vier fünf sechs sieben acht neun".split()
+    source_words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    target_words = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for split, lines in splits:

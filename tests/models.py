@@ -3,7 +3,6 @@
 from argparse import Namespace
 
 import torch
-
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
@@ -12,14 +11,23 @@ import fairseq_rope  # noqa: F401  registers the architectures
 # Every family and position encoding, with the variants of RoPE; what decodes must decode alike.
 VARIANTS = {
     "baseline": ("baseline_tiny", {}),
-    "baseline-pre-norm": ("baseline_tiny", {"encoder_normalize_before": True, "decoder_normalize_before": True}),
+    "baseline-pre-norm": (
+        "baseline_tiny",
+        {"encoder_normalize_before": True, "decoder_normalize_before": True},
+    ),
     "learned": ("baseline_tiny", {"position_encoding": "learned"}),
     "none": ("baseline_tiny", {"position_encoding": "none"}),
     "roformer": ("roformer_tiny", {}),
-    "roformer-pre-norm": ("roformer_tiny", {"encoder_normalize_before": True, "decoder_normalize_before": True}),
+    "roformer-pre-norm": (
+        "roformer_tiny",
+        {"encoder_normalize_before": True, "decoder_normalize_before": True},
+    ),
     "rope-linear": ("roformer_tiny", {"rope_scaling": "linear", "rope_scaling_factor": 2.0}),
     "rope-ntk": ("roformer_tiny", {"rope_scaling": "ntk", "rope_scaling_factor": 2.0}),
-    "rope-yarn": ("roformer_tiny", {"rope_scaling": "yarn", "rope_scaling_factor": 2.0, "rope_train_length": 6}),
+    "rope-yarn": (
+        "roformer_tiny",
+        {"rope_scaling": "yarn", "rope_scaling_factor": 2.0, "rope_train_length": 6},
+    ),
     "rope-dynamic-ntk": (
         "roformer_tiny",
         {"rope_scaling": "dynamic-ntk", "rope_scaling_factor": 2.0, "rope_train_length": 6},

@@ -1,10 +1,10 @@
-"""Collects the raw text of Multi30k for one language pair: from a local folder, else from its public repository.
+"""Collects the raw text of Multi30k for one language pair: from a local folder, else from its repository.
 
     python prepare.py --pair en-de --data $FAIRSEQ_ROPE_DATA/multi30k --download OUT/download --out OUT/raw
 
-writes ``OUT/raw/{train,valid,test_2016,test_2017}.LANGUAGE``. A file is looked for as ``NAME.gz`` and ``NAME`` in
-``--data``, then in ``--download``; what is in neither is downloaded there. SHA-256 sums are of the uncompressed
-text; a download that differs is refused, a local file that differs is used and reported.
+writes ``OUT/raw/{train,valid,test_2016,test_2017}.LANGUAGE``. A file is looked for as ``NAME.gz`` and ``NAME``
+in ``--data``, then in ``--download``; what is in neither is downloaded there. SHA-256 sums are of the
+uncompressed text; a download that differs is refused, a local file that differs is used and reported.
 """
 
 import argparse
@@ -59,9 +59,13 @@ def download(name, folder, data):
         with urllib.request.urlopen(url, timeout=60) as answer:
             part.write_bytes(answer.read())
     except OSError as error:
-        sys.exit(f"prepare: cannot download {url} ({error}); put {name}.gz or {name} into {data} by other means")
+        sys.exit(
+            f"prepare: cannot download {url} ({error}); put {name}.gz or {name} into {data} by other means"
+        )
     if hashlib.sha256(unpack(part)).hexdigest() != SHA256[name]:
-        sys.exit(f"prepare: {url} is not the text that this recipe was written for (wrong SHA-256): see {part}")
+        sys.exit(
+            f"prepare: {url} is not the text that this recipe was written for (wrong SHA-256): see {part}"
+        )
     os.replace(part, path)
     return path
 

@@ -56,7 +56,7 @@ size=$SIZE
 seed=$SEED
 epochs=$MAX_EPOCH
 train_args=$TRAIN_ARGS"
-use_environment
+use_environment run
 cd "$OUT"
 
 collect() {
@@ -136,5 +136,6 @@ stage "train" train.done train
 stage "average the last epochs" average.pt average
 stage "translate with beam 4" generate.done translate_all
 stage "score" scores.json score
+print_scores scores.json
 say "training took $(sed -n 's/.*done training in \([0-9]*\).*/\1/p' train.log | awk '{ t += $1 } END { print t }') s"
 say "scores: $OUT/scores.json, translations: $OUT/test_201[67].$TGT, model: $OUT/average.pt"

@@ -97,7 +97,7 @@ claim "$OUT" "arch=$FULL_ARCH
 pair=$PAIR
 corpus=$CORPUS
 updates=$UPDATES"
-use_environment
+use_environment run
 cd "$OUT"
 
 corpus() {
@@ -207,10 +207,12 @@ stage "loss curve" loss.png picture
 [ -n "$KEEP" ] || rm -rf checkpoints
 
 cat samples.txt
+say
+print_scores scores.json
 cat <<TEXT
 
 Everything lies in $OUT:
-  scores.json        $(tr -d '\n' <scores.json)
+  scores.json        the figures above
   test.$TGT            translations of raw/test.$SRC (test.gen: fairseq-generate's own output)
   loss.png           loss curve of train.log
   average.pt         the model, with data-bin/ (dictionaries) and subwords/codes (BPE)

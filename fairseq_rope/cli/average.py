@@ -10,7 +10,7 @@ from fairseq_rope.averaging import average_checkpoints, check_weights, load_mapp
 from fairseq_rope.checkpoint_files import choose
 from fairseq_rope.cli.program import Parser, one_line_errors
 from fairseq_rope.errors import UserError
-from fairseq_rope.files import check_writable, replacing
+from fairseq_rope.files import check_writable, replacing, same_file
 
 PROG = "fairseq-rope-average"
 
@@ -22,9 +22,7 @@ def parser():
         description="Average the parameters of fairseq checkpoints. The result has no optimiser state; it "
         "loads in fairseq-generate, and in fairseq-train by --restore-file with --reset-optimizer.",
     )
-    p.add_argument(
-        "--inputs", nargs="+", required=True, metavar="PATH", help="checkpoint files, or one folder"
-    )
+    p.add_argument("--inputs", nargs="+", required=True, metavar="PATH", help="checkpoint files, or one folder")
     p.add_argument("--output", required=True, metavar="FILE", help="the checkpoint to write")
     which = p.add_mutually_exclusive_group()
     which.add_argument(
@@ -85,8 +83,7 @@ def table(infos, weights=None):
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     return "\n".join(
         "  ".join(
-            [row[0].ljust(widths[0])]
-            + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+            [row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         )
         for row in [header, *rows]
     )
@@ -117,10 +114,8 @@ def main(argv=None):
         for path in paths:
             if not Path(path).is_file():
                 raise UserError(f"there is no checkpoint {path}")
-            if _same_file(path, args.output):
-                raise UserError(
-                    f"--output {args.output} is one of the checkpoints to average: choose another name"
-                )
+            if same_file(path, args.output):
+                raise UserError(f"--output {args.output} is one of the checkpoints to average: choose another name")
         weights = args.weights and check_weights(args.weights, len(paths))
         # The bar is closed before an error is printed, so that the error has a line of its own.
         with tqdm(desc="averaging", total=len(paths), unit="checkpoint") as bar:
@@ -130,19 +125,13 @@ def main(argv=None):
         print(table(infos, weights))
         save(state, args.output)
         size = os.path.getsize(args.output) / 1e6
-        print(
-            f"wrote {args.output}: the mean of {len(paths)} checkpoint{'s' * (len(paths) > 1)}, {size:.1f} MB"
-        )
+        print(f"wrote {args.output}: the mean of {len(paths)} checkpoint{'s' * (len(paths) > 1)}, {size:.1f} MB")
 
 
 def _advancing(bar, paths):
     for path in paths:
         yield path
         bar.update()
-
-
-def _same_file(a, b):
-    return os.path.exists(b) and os.path.samefile(a, b)
 
 
 def _or_dash(value):

@@ -18,13 +18,9 @@ def parser():
         description="Draw training (thin) and validation loss (dots) by update, from one or more logs of "
         "fairseq-train with --log-format simple or json.",
     )
-    p.add_argument(
-        "logs", nargs="+", metavar="LOG", help="log of fairseq-train; resumed runs may follow one another"
-    )
+    p.add_argument("logs", nargs="+", metavar="LOG", help="log of fairseq-train; resumed runs may follow one another")
     p.add_argument("--out", required=True, metavar="PNG", help=f"picture to write ({', '.join(FORMATS)})")
-    p.add_argument(
-        "--label", nargs="+", metavar="TEXT", help="one a log (default: the names of the logs' folders)"
-    )
+    p.add_argument("--label", nargs="+", metavar="TEXT", help="one a log (default: the names of the logs' folders)")
     return p
 
 
@@ -68,6 +64,7 @@ def draw(logs, labels):
                 # matplotlib leaves labels that begin with "_" out of the legend
                 text = f"{label}, {kind}".lstrip("_")
                 axes.plot(list(losses), list(losses.values()), color=color, label=text, **style)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("update")
     axes.set_ylabel("loss (bits per target token)")
     axes.grid(alpha=0.3)

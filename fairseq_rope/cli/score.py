@@ -2,13 +2,12 @@
 
 import argparse
 import json
-import os
 import re
 from pathlib import Path
 
 from fairseq_rope.cli.program import Parser, one_line_errors
 from fairseq_rope.errors import UserError
-from fairseq_rope.files import check_writable, replacing
+from fairseq_rope.files import check_writable, replacing, same_file
 from fairseq_rope.generate_output import in_order, read_hypotheses, read_lines, refuse_subwords
 
 PROG = "fairseq-rope-score"
@@ -30,23 +29,15 @@ def parser():
         "figures are sacreBLEU's own: what its command prints for the file that --hypotheses writes.",
     )
     p.add_argument("output", metavar="GENERATE-OUTPUT", help="what fairseq-generate --remove-bpe printed")
-    p.add_argument(
-        "--ref", required=True, metavar="FILE", help="raw (not tokenised) reference, one sentence a line"
-    )
-    p.add_argument(
-        "--pair", required=True, type=language_pair, metavar="SRC-TGT", help="language pair such as en-de"
-    )
+    p.add_argument("--ref", required=True, metavar="FILE", help="raw (not tokenised) reference, one sentence a line")
+    p.add_argument("--pair", required=True, type=language_pair, metavar="SRC-TGT", help="language pair such as en-de")
     p.add_argument(
         "--no-detokenize",
         action="store_true",
         help="the hypotheses are plain text already (sentencepiece, or fairseq-generate --tokenizer moses)",
     )
-    p.add_argument(
-        "--hypotheses", metavar="OUT", help="write the hypotheses, detokenised, in the reference's order"
-    )
-    p.add_argument(
-        "--json", metavar="OUT", help="write the figures as JSON: bleu, chrf, signature, sentences"
-    )
+    p.add_argument("--hypotheses", metavar="OUT", help="write the hypotheses, detokenised, in the reference's order")
+    p.add_argument("--json", metavar="OUT", help="write the figures as JSON: bleu, chrf, signature, sentences")
     return p
 
 
@@ -80,9 +71,7 @@ def score(hypotheses, references, target):
         raise UserError(f"sacreBLEU cannot tokenise {target!r}: {error}") from error
     for name, metric in (("bleu", bleu), ("chrf", CHRF())):
         # sacreBLEU's command, too, drops white space at line ends
-        result = metric.corpus_score(
-            [text.rstrip() for text in hypotheses], [[text.rstrip() for text in references]]
-        )
+        result = metric.corpus_score([text.rstrip() for text in hypotheses], [[text.rstrip() for text in references]])
         figures[name] = result.score
         figures["signature"][name] = str(metric.get_signature())
     return figures
@@ -102,7 +91,7 @@ def main(argv=None):
     with one_line_errors(PROG):
         for path in filter(None, (args.hypotheses, args.json)):
             check_writable(path)
-            if os.path.exists(path) and any(os.path.samefile(path, kept) for kept in (args.output, args.ref)):
+            if same_file(path, args.output) or same_file(path, args.ref):
                 raise UserError(f"{path} is an input: choose another name to write to")
         references = read_lines(args.ref)
         if not references:

@@ -81,6 +81,9 @@ def _check_first_folder(task, folder, files, splits, wanted):
         if split not in found:
             has = f"it has {', '.join(sorted(found))}" if found else "it has no sentences"
             raise UserError(f"data folder {folder} has no set '{split}' for the languages asked for; {has}")
+        data = [file for file in files if file.startswith(f"{split}.") and file.endswith(".bin")]
+        if any(os.path.getsize(os.path.join(folder, file)) == 0 for file in data):
+            raise UserError(f"the set '{split}' of {folder} has no sentences: at least one is needed")
 
 
 def _check_models(path):

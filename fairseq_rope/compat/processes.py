@@ -120,7 +120,7 @@ def _arrange_on_cpu(options, launch):
     if options.distributed_init_method is None:
         if options.distributed_port <= 0:
             raise UserError(
-                f"{options.distributed_world_size} processes with --distributed-no-spawn need a place to meet: "
+                f"{options.distributed_world_size} processes with --distributed-no-spawn must meet: give "
                 "--distributed-init-method tcp://HOST:PORT, or --distributed-port PORT on one machine"
             )
         options.distributed_init_method = f"tcp://127.0.0.1:{options.distributed_port}"

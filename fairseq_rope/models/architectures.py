@@ -1,6 +1,7 @@
 """Architectures: a family (which method) times a size. Presets only; every flag can still be given."""
 
 from fairseq.models import register_model_architecture
+
 from fairseq_rope.models.translation import fill_defaults
 
 # What a family sets. Only methods whose code is here have a family.

@@ -3,8 +3,6 @@
 import logging
 from contextlib import nullcontext
 
-from omegaconf import OmegaConf, open_dict
-
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model
 from fairseq.models.transformer import (
@@ -14,6 +12,8 @@ from fairseq.models.transformer import (
     TransformerModelBase,
 )
 from fairseq.models.transformer.transformer_legacy import base_architecture
+from omegaconf import OmegaConf, open_dict
+
 from fairseq_rope.attention import refuse_torchscript
 from fairseq_rope.config import RopeTransformerConfig, check
 from fairseq_rope.decoder import TransformerDecoder
@@ -50,7 +50,7 @@ def fill_defaults(args):
 
 
 def decide_sharing(args, same_dictionary: bool):
-    """Settle which embeddings are one matrix where neither the user nor a checkpoint has: ``share_all_embeddings`` None.
+    """Settle which embeddings are one matrix where nobody has yet (``share_all_embeddings`` is None).
 
     All three (encoder input, decoder input, output) if the dictionaries and widths agree, otherwise the decoder's two.
     """
@@ -96,8 +96,9 @@ class TranslationTransformer(TransformerModelBase):
             same = task.source_dictionary == task.target_dictionary
             if cfg.share_all_embeddings and not same:
                 raise UserError(
-                    f"--share-all-embeddings needs one dictionary, but source and target have {len(task.source_dictionary)} "
-                    f"and {len(task.target_dictionary)} symbols that differ; preprocess with --joined-dictionary"
+                    f"--share-all-embeddings needs one dictionary, but those of source and target differ "
+                    f"({len(task.source_dictionary)} and {len(task.target_dictionary)} symbols); preprocess with "
+                    "--joined-dictionary"
                 )
             if cfg.untied_embeddings and (cfg.share_all_embeddings or cfg.share_decoder_input_output_embed):
                 raise UserError(

@@ -1,9 +1,9 @@
 """``learned``: one trained vector a position, added to the input."""
 
 import torch.nn.functional as F
+from fairseq.utils import make_positions
 from torch import nn
 
-from fairseq.utils import make_positions
 from fairseq_rope.errors import UserError
 from fairseq_rope.positions.base import PositionEncoding
 

@@ -80,7 +80,11 @@ class GrowingRotation(Rotation):
         # Every query of the first train_length columns has at most that many tokens behind it, whatever the pads.
         plain = min(max(self.scaling.train_length - self.start, 0), query_len)
         if plain:
-            yield 0, plain, self._turn(phases(self.positions, self.scaling.frequencies(self.lengths.device)), 0, plain)
+            yield (
+                0,
+                plain,
+                self._turn(phases(self.positions, self.scaling.frequencies(self.lengths.device)), 0, plain),
+            )
         for query in range(plain, query_len):
             turns = phases(self.positions, self.scaling.frequencies_at(self.lengths[:, query]))
             yield query, query + 1, self._turn(turns[:, None], query, query + 1)
@@ -124,3 +128,23 @@ class RotaryPositions(PositionEncoding):
 
     def extra_repr(self):
         return str(self.scaling)
+
+
+def to_half_split(weight: Tensor, num_heads: int) -> Tensor:
+    """Permute the rows of W_q or W_k (or their biases) for code that pairs channels (i, i + head_dim/2).
+
+    RoFormer and this package pair neighbours (2i, 2i+1); GPT-NeoX, LLaMA and others pair the halves of a head. The
+    function is the same once the projections' output channels are permuted.
+
+    Args:
+        weight: (num_heads · head_dim, …).
+
+    Returns:
+        like ``weight``; :func:`from_half_split` is the inverse.
+    """
+    return weight.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def from_half_split(weight: Tensor, num_heads: int) -> Tensor:
+    """Inverse of :func:`to_half_split`: rows for pairs (i, i + head_dim/2) to rows for pairs (2i, 2i+1)."""
+    return weight.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).flatten(0, 2)

@@ -99,9 +99,7 @@ class RopeScaling:
         """1 for pairs that keep their frequency, 0 for interpolated ones, linear in the pair's index between."""
 
         def pair_of(turns):  # index whose wavelength fits `turns` times into the training length
-            return (
-                self.head_dim * math.log(self.train_length / (turns * 2 * math.pi)) / (2 * math.log(self.base))
-            )
+            return self.head_dim * math.log(self.train_length / (turns * 2 * math.pi)) / (2 * math.log(self.base))
 
         low = max(math.floor(pair_of(YARN_FAST_TURNS)), 0)
         high = min(math.ceil(pair_of(YARN_SLOW_TURNS)), self.head_dim - 1)

@@ -3,9 +3,9 @@
 import math
 
 import torch
+from fairseq.utils import make_positions
 from torch import Tensor
 
-from fairseq.utils import make_positions
 from fairseq_rope.errors import UserError
 from fairseq_rope.positions.base import PositionEncoding
 

@@ -86,10 +86,14 @@ def generate(model, data, *batch, check=True):
     return helpers.run("fairseq-generate", *args, *batch, check=check)
 
 
-@pytest.mark.parametrize("size", [1, 5, 100])
-@pytest.mark.parametrize("batch", [("--batch-size", 1), ("--batch-size", 7), ("--batch-size", 64), ("--max-tokens", 90)])
+@pytest.mark.parametrize(
+    "size, batch",
+    [(1, 64), (5, 1), (5, 64), (100, 1), (100, 7), (100, 64), (100, None)],
+    ids=lambda value: str(value or "max-tokens"),
+)
 def test_generate_translates_every_sentence(model, small_sets, size, batch):
-    result = generate(model, small_sets[size], *batch)
+    limit = ["--max-tokens", 90] if batch is None else ["--batch-size", batch]
+    result = generate(model, small_sets[size], *limit)
     assert sorted(helpers.hypotheses(result.out)) == list(range(size))
 
 

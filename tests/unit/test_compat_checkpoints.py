@@ -68,8 +68,10 @@ def test_eval_bleu_checkpoint_holds_what_torch_refuses(trained):
 def test_eval_bleu_run_resumes(digits, trained, tmp_path):
     folder = shutil.copytree(trained, tmp_path / "run")
     result = resume(digits, folder)
-    assert result.code == 0, result.log[-2000:]
-    assert "Loaded checkpoint" in result.log and "num_updates=6" in result.text.replace("num_updates 6", "num_updates=6")
+    assert result.code == 0, result.text[-2000:]
+    assert "Loaded checkpoint" in result.text and "num_updates=6" in result.text.replace(
+        "num_updates 6", "num_updates=6"
+    )
     assert load_state(folder / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 6
 
 
@@ -78,11 +80,11 @@ def test_eval_bleu_checkpoint_starts_another_run(digits, trained, tmp_path, flag
     extra = [flag, trained / "checkpoint_last.pt"]
     updates = 4
     result = resume(digits, tmp_path / "other", *extra, updates=updates)
-    assert result.code == 0, result.log[-2000:]
+    assert result.code == 0, result.text[-2000:]
     done = load_state(tmp_path / "other" / "checkpoint_last.pt")["optimizer_history"]
     assert done[-1]["num_updates"] == updates
     # --restore-file goes on after update 3, --finetune-from-model starts to count again
-    assert result.log.count("train_inner") == (1 if flag == "--restore-file" else 4)
+    assert result.text.count("train_inner") == (1 if flag == "--restore-file" else 4)
 
 
 @pytest.mark.parametrize("program", ["fairseq-generate", "fairseq-interactive", "fairseq-validate"])
@@ -90,7 +92,7 @@ def test_eval_bleu_checkpoint_is_used(digits, trained, program):
     args = decode_args(program, digits, trained / "checkpoint_last.pt")
     result = helpers.run(program, *args, stdin="one two three\n")
     if program == "fairseq-validate":
-        assert "valid on 'valid' subset | loss" in result.log
+        assert "valid on 'valid' subset | loss" in result.text
     else:
         assert len(helpers.hypotheses(result.out)) == (20 if program == "fairseq-generate" else 1)
 

@@ -43,12 +43,14 @@ def test_bf16_trains_on_cpu(trained):
     assert state["cfg"]["common"]["bf16"] and not state["cfg"]["common"]["tpu"]
     assert not state["cfg"]["distributed_training"]["tpu"]
     assert {tensor.dtype for tensor in state["model"].values() if tensor.dim() > 1} == {torch.bfloat16}
-    assert state["optimizer_history"][-1]["num_updates"] == 2 and "train_inner" in result.log
+    assert state["optimizer_history"][-1]["num_updates"] == 2 and "train_inner" in result.text
 
 
 def test_bf16_run_resumes(digits, trained, tmp_path):
     options = ["--bf16", "--restore-file", trained[0]]
-    helpers.run("fairseq-train", *helpers.train_args(digits, tmp_path, "transformer_tiny", *options, updates=3))
+    helpers.run(
+        "fairseq-train", *helpers.train_args(digits, tmp_path, "transformer_tiny", *options, updates=3)
+    )
     assert load_state(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 3
 
 
@@ -67,9 +69,9 @@ def test_precision_is_what_was_asked_for(digits, trained, program, wanted):
         args = arguments(program, digits, trained[0])
         result = helpers.run(program, *args, *extra, stdin="one two\n")
     assert seen == [{wanted}]
-    assert ("computes in bfloat16" in result.log) == bool(extra)
+    assert ("computes in bfloat16" in result.text) == bool(extra)
     if program == "fairseq-validate":
-        assert "loss" in result.log
+        assert "loss" in result.text
     else:
         assert len(helpers.hypotheses(result.out)) == (20 if program == "fairseq-generate" else 1)
 

@@ -19,7 +19,7 @@ def checkpoint(digits, tmp_path_factory):
 
 def losses(digits, checkpoint, *extra):
     args = [digits, "--user-dir", helpers.USER_DIR, "--path", checkpoint, "--cpu", "--max-tokens", "400"]
-    log = helpers.run("fairseq-validate", *args, *extra).log
+    log = helpers.run("fairseq-validate", *args, *extra).text
     return [line.split("| loss ")[1] for line in log.splitlines() if "| loss " in line]
 
 

@@ -104,5 +104,7 @@ def test_a_sentence_does_not_depend_on_its_batch(name):
     for row in range(4):
         one_source = source[row][source[row].ne(1)][None]
         one_target = target[row][target[row].ne(1)][None]
-        ok, difference = models.close(together[row, : one_target.size(1)], models.logits(model, one_source, one_target)[0])
+        ok, difference = models.close(
+            together[row, : one_target.size(1)], models.logits(model, one_source, one_target)[0]
+        )
         assert ok, (row, difference)

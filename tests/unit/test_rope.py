@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_rope.positions import RopeScaling, RotaryPositions
-from fairseq_rope.positions.rope import phases, rotate
+from fairseq_rope.positions.rope import from_half_split, phases, rotate, to_half_split
 
 
 def rotary(head_dim, **scaling):
@@ -154,7 +154,11 @@ def test_hf_roformer_gives_the_same_encoder_output(monkeypatch):
     for module in (transformers.utils, transformers.utils.import_utils):
         monkeypatch.setattr(module, "is_torchaudio_available", lambda: False)
     model = models.build(
-        "roformer_tiny", layernorm_embedding=True, no_scale_embedding=True, activation_fn="gelu", encoder_layers=3
+        "roformer_tiny",
+        layernorm_embedding=True,
+        no_scale_embedding=True,
+        activation_fn="gelu",
+        encoder_layers=3,
     )
     encoder = model.encoder
     config = transformers.RoFormerConfig(
@@ -196,7 +200,10 @@ def test_hf_roformer_gives_the_same_encoder_output(monkeypatch):
     }
     state["embeddings.token_type_embeddings.weight"] = torch.zeros(1, 64)
     missing, unexpected = other.load_state_dict(state, strict=False)
-    assert not unexpected and all("embed_positions" in name or "pooler" in name for name in missing), (missing, unexpected)
+    assert not unexpected and all("embed_positions" in name or "pooler" in name for name in missing), (
+        missing,
+        unexpected,
+    )
     tokens = models.batch([11, 3, 8], left=False)
     with torch.no_grad():
         got = encoder(tokens)["encoder_out"][0].transpose(0, 1)
@@ -204,3 +211,26 @@ def test_hf_roformer_gives_the_same_encoder_output(monkeypatch):
     real = tokens.ne(1)
     ok, difference = models.close(got[real], want[real])
     assert ok, difference
+
+
+def test_half_split_layout_computes_the_same_scores():
+    """Permuted projections under the half-split formula of GPT-NeoX: the same scores."""
+    heads, dim, length = 2, 8, 5
+    generator = torch.Generator().manual_seed(1)
+    w_q, w_k, x = (torch.randn(*shape, generator=generator) for shape in ((16, 12), (16, 12), (length, 12)))
+
+    def split(w):
+        return (x @ w.T).view(length, heads, dim).transpose(0, 1)[None]
+
+    want = turn(split(w_q)) @ turn(split(w_k)).transpose(-1, -2)
+    theta = torch.tensor([10000 ** (-2 * i / dim) for i in range(dim // 2)])
+    angles = torch.arange(length)[:, None] * theta.repeat(2)
+
+    def neox(x):
+        a, b = x.chunk(2, dim=-1)
+        return x * angles.cos() + torch.cat((-b, a), dim=-1) * angles.sin()
+
+    halves = [neox(split(to_half_split(w, heads))) for w in (w_q, w_k)]
+    assert torch.allclose(halves[0] @ halves[1].transpose(-1, -2), want, atol=1e-4)
+    assert torch.equal(from_half_split(to_half_split(w_q, heads), heads), w_q)
+    assert torch.equal(from_half_split(to_half_split(w_q[:, 0], heads), heads), w_q[:, 0])

@@ -33,7 +33,10 @@ def test_ntk_interpolates_the_slowest_pair_by_the_factor_and_keeps_the_fastest()
 def test_yarn_ramp(head_dim, length, low, high):
     """SPECS 6: pairs up to `low` are kept, from `high` on interpolated, linear in the index between."""
     factor = 8.0
-    yarn, usual = RopeScaling(head_dim, mode="yarn", factor=factor, train_length=length).frequencies(), plain(head_dim)
+    yarn, usual = (
+        RopeScaling(head_dim, mode="yarn", factor=factor, train_length=length).frequencies(),
+        plain(head_dim),
+    )
     for i, theta in enumerate(usual):
         interpolated = min(max((i - low) / (high - low), 0), 1)
         want = interpolated * theta / factor + (1 - interpolated) * theta
@@ -60,7 +63,9 @@ def test_dynamic_ntk_bases():
 def reference_self_attention(attention, x, scaling, pads):
     """Causal attention in float64, one query at a time, each with the base of the tokens up to it."""
     attention = attention.double()
-    q, k, v = (attention._split_heads(proj(x.double())) for proj in (attention.q_proj, attention.k_proj, attention.v_proj))
+    q, k, v = (
+        attention._split_heads(proj(x.double())) for proj in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
     out = torch.zeros_like(v)
     for b in range(q.size(0)):
         for t in range(q.size(2)):

@@ -5,7 +5,6 @@ from argparse import Namespace
 import models
 import pytest
 import torch
-
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 SIZES = {
@@ -27,7 +26,11 @@ FLAGS = {
     "tied": {"share_all_embeddings": True},
     "decoder-tied": {"share_decoder_input_output_embed": True},
     "untied": {"untied_embeddings": True},
-    "pre-norm": {"share_all_embeddings": True, "encoder_normalize_before": True, "decoder_normalize_before": True},
+    "pre-norm": {
+        "share_all_embeddings": True,
+        "encoder_normalize_before": True,
+        "decoder_normalize_before": True,
+    },
     "learned": {"share_all_embeddings": True, "encoder_learned_pos": True, "decoder_learned_pos": True},
     "one side learned": {"share_all_embeddings": True, "encoder_learned_pos": True},
     "no positions": {"share_all_embeddings": True, "no_token_positional_embeddings": True},
@@ -36,7 +39,12 @@ FLAGS = {
     "adaptive softmax": {"untied_embeddings": True, "adaptive_softmax_cutoff": [10, 20]},
     "cross-self-attention": {"share_all_embeddings": True, "cross_self_attention": True},
     "no cross-attention": {"share_all_embeddings": True, "no_cross_attention": True},
-    "other widths": {"untied_embeddings": True, "decoder_embed_dim": 32, "decoder_output_dim": 48, "decoder_input_dim": 24},
+    "other widths": {
+        "untied_embeddings": True,
+        "decoder_embed_dim": 32,
+        "decoder_output_dim": 48,
+        "decoder_input_dim": 24,
+    },
 }
 
 
@@ -93,7 +101,10 @@ def test_a_seed_gives_stock_s_initial_weights(name):
 
 def test_training_mode_draws_the_same_dropout_as_stock():
     task = models.Task()
-    theirs, ours = stock(task, share_all_embeddings=True, dropout=0.3), models.build("baseline_tiny", task, dropout=0.3)
+    theirs, ours = (
+        stock(task, share_all_embeddings=True, dropout=0.3),
+        models.build("baseline_tiny", task, dropout=0.3),
+    )
     theirs.load_state_dict(ours.state_dict())
     source, target = models.batch([7, 3, 12]), models.batch([6, 9, 2], bos=2, left=False)
     results = []
@@ -119,7 +130,9 @@ def test_names_are_frozen():
 
     encoder = [f"self_attn.{n}" for n in attention] + norms("self_attn_layer_norm", "fc1", "fc2", "final_layer_norm")
     decoder = [f"self_attn.{n}" for n in attention] + norms("self_attn_layer_norm")
-    decoder += [f"encoder_attn.{n}" for n in attention] + norms("encoder_attn_layer_norm", "fc1", "fc2", "final_layer_norm")
+    decoder += [f"encoder_attn.{n}" for n in attention] + norms(
+        "encoder_attn_layer_norm", "fc1", "fc2", "final_layer_norm"
+    )
     want = ["encoder.version", "encoder.embed_tokens.weight"]
     want += [f"encoder.layers.{i}.{n}" for i in range(2) for n in encoder]
     want += ["decoder.version", "decoder.embed_tokens.weight"]

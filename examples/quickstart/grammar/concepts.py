@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-WOMEN = tuple("woman girl queen sister aunt mother daughter grandmother princess actress witch".split())
+WOMEN = tuple("woman girl queen sister aunt mother widow grandmother princess actress witch".split())
 MEN = tuple("man boy king brother uncle father son grandfather prince monk knight".split())
 PERSONS = (*WOMEN, *MEN, "child")
 NAMES = tuple("Anna Emma Julia Laura David Martin Oskar Paul".split())
@@ -32,19 +32,60 @@ FOODS = ("bread", "cheese", "soup", "honey", "butter")
 MASS = (*DRINKS, *FOODS)
 ROOMS = ("kitchen", "office", "library")
 PLACES = (
-    *("garden", "kitchen", "forest", "city", "castle", "church", "school", "hotel", "office", "village", "library"),
+    *(
+        "garden",
+        "kitchen",
+        "forest",
+        "city",
+        "castle",
+        "church",
+        "school",
+        "hotel",
+        "office",
+        "village",
+        "library",
+    ),
     *("station", "market", "museum", "hospital", "house"),
 )
 NOUNS = (*PERSONS, *ANIMALS, *THINGS, *MASS, *PLACES)
 
 # Prepositions that say where, with the nouns that fit them.
 WHERE = {
-    "in": PLACES,
+    "in": tuple(place for place in PLACES if place != "market"),
     "behind": ("tree", "door", "table", "car", "church", "castle", "house", "school", "station", "hotel"),
-    "in front of": ("tree", "door", "house", "window", "mirror", "church", "castle", "museum", "station", "hospital", "hotel"),
+    "in front of": (
+        "tree",
+        "door",
+        "house",
+        "window",
+        "mirror",
+        "church",
+        "castle",
+        "museum",
+        "station",
+        "hospital",
+        "hotel",
+    ),
     "under": ("tree", "table", "chair", "roof", "window"),
-    "next to": ("tree", "house", "table", "door", "car", "lamp", "church", "station", "market", "school", "window"),
+    "next to": (
+        "tree",
+        "house",
+        "table",
+        "door",
+        "car",
+        "lamp",
+        "church",
+        "station",
+        "market",
+        "school",
+        "window",
+    ),
     "on": ("table", "chair", "roof", "boat", "suitcase", "stone"),
+}
+
+DIRECTIONS = {
+    "into": tuple("garden kitchen forest city house castle church office village hotel library".split()),
+    "to": tuple("station market school church castle hotel museum hospital library".split()),
 }
 
 # Adjectives: QUALITIES stand before the noun in French, TRAITS after it.
@@ -62,7 +103,9 @@ TRAITS = {
     "mass": ("cold", "warm", "expensive"),
     "place": tuple("modern dark empty clean dirty famous quiet".split()),
 }
-ADJECTIVES = tuple(dict.fromkeys(word for table in (QUALITIES, TRAITS) for row in table.values() for word in row))
+ADJECTIVES = tuple(
+    dict.fromkeys(word for table in (QUALITIES, TRAITS) for row in table.values() for word in row)
+)
 NOT_PREDICATIVE = ("new",)  # French says "neuf" or "nouveau" here, which English does not tell apart
 COLOURS = ("black", "white", "grey", "red", "green", "blue", "yellow")
 NOT_COMPARED = ("new", "good", "bad", "empty", *COLOURS)
@@ -107,7 +150,7 @@ FRAMES = {
     "draw": Frame(PERSONS, (*ANIMALS, "flower", "tree", "boat", "castle", "church", "star", "king", "queen")),
     "write": Frame(PERSONS, ("book", "novel", "poem")),
     "understand": Frame(PERSONS, (*PERSONS, *READABLE)),
-    "visit": Frame(PERSONS, ("museum", "city", "castle", "church", "village", "school")),
+    "visit": Frame(PERSONS, ("museum", "city", "castle", "church", "village", "market")),
     "eat": Frame(PERSONS, (*FOODS, *FOODS, *SNACKS)),
     "drink": Frame(PERSONS, DRINKS),
     "open": Frame(PERSONS, OPENABLE),
@@ -128,9 +171,18 @@ FRAMES = {
     "follow": Frame(LIVING, LIVING),
     "listen to": Frame(PERSONS, PERSONS),
     "answer": Frame(PERSONS, PERSONS),
-    **{verb: Frame(PERSONS, PORTABLE, recipient=True) for verb in ("give", "show", "send", "lend", "give back")},
+    **{
+        verb: Frame(PERSONS, PORTABLE, recipient=True)
+        for verb in ("give", "show", "send", "lend", "give back")
+    },
     "bring": Frame(PERSONS, (*PORTABLE, *SNACKS, *MASS), recipient=True),
 }
+# Verbs that go with "with"/"without" somebody, with "for" somebody, and verbs that take no place.
+COMPANY = tuple("work dance sing laugh swim eat drink visit stay arrive return wait".split())
+BENEFIT = tuple("buy draw write sing work carry open close repair wash steal dance find".split())
+NOWHERE = ("arrive", "return", "go", "run", "come", "visit", "believe", "give back", "tidy up", "love")
+# Verbs that make no sense as an infinitive after try, begin or forget.
+UNINTENDED = ("arrive", "lose", "break", "love", "fall asleep", "stay", "wake up", "see", "hear", "return")
 CONTROLS = ("try", "begin", "forget")
 MODALS = ("can", "must", "want")
 # Verbs with an object clause, and its links. Only where French has the indicative, so that none of the three but
@@ -142,6 +194,11 @@ STATES = ("love", "know", "think", "hope", "believe", "want", "be")
 # French builds the perfect of these with être, so that the participle shows a sex that "I" and "we" do not.
 SHOWS_SUBJECT_GENDER = ("arrive", "return", "go", "come", "stay", "get up", "wake up", "fall asleep")
 
-TIME_WORDS = {"present": ("today", "now"), "past": ("yesterday",), "perfect": ("today",), "future": ("tomorrow", "soon")}
+TIME_WORDS = {
+    "present": ("today", "now"),
+    "past": ("yesterday",),
+    "perfect": ("today",),
+    "future": ("tomorrow", "soon"),
+}
 DAYS = tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split())
 FREQUENCIES = ("often", "always", "sometimes")

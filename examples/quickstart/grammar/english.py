@@ -25,6 +25,9 @@ from .meaning import (
 )
 
 
+_BACK = "give back"  # "gives him back the hat"
+
+
 def sentence(meaning: Sentence) -> str:
     """The English sentence: cased, with its final mark."""
     if isinstance(meaning, Question):
@@ -92,8 +95,10 @@ def _relative(phrase: Noun) -> list[str]:
 
 
 def _verb(verb: str, form: str) -> list[str]:
-    """`form` is base, 3s, past or participle; a particle stays behind the verb."""
+    """`form` is base, 3s, past or participle; a particle stays behind the verb, or waits for the recipient."""
     base, *particle = verb.split(" ")
+    if verb == _BACK:
+        particle = []
     if form == "3s":
         if base == "go" or base.endswith(("ch", "sh", "ss", "x")):
             word = base + "es"
@@ -196,6 +201,8 @@ def _after_verb(clause: Clause) -> list[str]:
     if clause.kind == "be":
         words = _predicate(clause)
     words += noun_phrase(clause.recipient, oblique=True)
+    if clause.verb == _BACK:
+        words.append("back")
     words += noun_phrase(clause.direct, oblique=True)
     if clause.complement:
         words += _complement(clause.complement)

@@ -40,7 +40,12 @@ ADJECTIVE_ENDINGS = {
 DER = {"nom": "der die das die", "acc": "den die das die", "dat": "dem der dem den", "gen": "des der des der"}
 DIESER = {"nom": "er e es e", "acc": "en e es e", "dat": "em er em en", "gen": "es er es er"}
 EIN = {"nom": "- e - e", "acc": "en e - e", "dat": "em er em en", "gen": "es er es er"}
-RELATIVE = {"nom": "der die das die", "acc": "den die das die", "dat": "dem der dem denen", "gen": "dessen deren dessen deren"}
+RELATIVE = {
+    "nom": "der die das die",
+    "acc": "den die das die",
+    "dat": "dem der dem denen",
+    "gen": "dessen deren dessen deren",
+}
 
 
 def sentence(meaning: Sentence) -> str:
@@ -257,14 +262,17 @@ def _objects(clause: Clause) -> tuple[list[str], list[str]]:
         if phrase is None or isinstance(phrase, Gap):
             continue
         target = pronouns if isinstance(phrase, Pronoun) else others
-        target += noun_phrase(phrase, case, clause.polarity == "not" and phrase is clause.direct)
+        negated = clause.polarity == "not" and not clause.control and phrase is clause.direct
+        target += noun_phrase(phrase, case, negated)
     return pronouns, others
 
 
 def _negation(clause: Clause) -> list[str]:
     if clause.polarity != "not":
         return []
-    taken_by_kein = isinstance(clause.direct, Noun) and clause.direct.det in ("a", "mass")
+    taken_by_kein = (
+        isinstance(clause.direct, Noun) and clause.direct.det in ("a", "mass") and not clause.control
+    )
     return [] if taken_by_kein else ["nicht"]
 
 

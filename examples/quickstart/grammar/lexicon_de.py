@@ -16,7 +16,7 @@ NOUNS = {
     "sister": "f Schwester Schwestern",
     "aunt": "f Tante Tanten",
     "mother": "f Mutter Mütter",
-    "daughter": "f Tochter Töchter",
+    "widow": "f Witwe Witwen",
     "grandmother": "f Großmutter Großmütter",
     "princess": "f Prinzessin Prinzessinnen",
     "actress": "f Schauspielerin Schauspielerinnen",

@@ -49,7 +49,14 @@ PAST = {
 COMPARATIVES = {
     **{word: word + "er" for word in ("old", "young", "small", "rich", "sick", "strong", "clever")},
     **{word: word + "er" for word in ("cold", "warm", "clean", "dark", "quiet")},
-    **{"big": "bigger", "happy": "happier", "sad": "sadder", "lazy": "lazier", "brave": "braver", "dirty": "dirtier"},
+    **{
+        "big": "bigger",
+        "happy": "happier",
+        "sad": "sadder",
+        "lazy": "lazier",
+        "brave": "braver",
+        "dirty": "dirtier",
+    },
     **{"strange": "stranger", "heavy": "heavier"},
 }
 

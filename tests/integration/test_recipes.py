@@ -1,0 +1,252 @@
+"""The recipes of examples/ through their real shell scripts: whole, interrupted and resumed, and refusals."""
+
+import gzip
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+
+import helpers
+import pytest
+
+pytestmark = pytest.mark.real_programs
+
+QUICKSTART = helpers.ROOT / "scripts" / "quickstart.sh"
+MULTI30K = helpers.ROOT / "examples" / "multi30k" / "run.sh"
+
+
+def spawn(script, *args, cwd=None, **env):
+    """Start a recipe with this interpreter's environment, in a session of its own as from a terminal."""
+    env = helpers.environment(FAIRSEQ_ROPE_PYTHON=sys.executable, PROGRESS_SECONDS="1", **env)
+    return subprocess.Popen(
+        ["bash", str(script), *map(str, args)],
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(script, *args, code=0, timeout=240, **env):
+    """Output of a recipe that has to end with exit status ``code``."""
+    process = spawn(script, *args, **env)
+    try:
+        out, _ = process.communicate(timeout=timeout)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == code, out
+    return out
+
+
+def lines_of(path):
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def test_quickstart_interrupted_and_resumed(tmp_path):
+    out = tmp_path / "a folder with spaces"
+    options = ["--updates", 8, "--out", out]
+    process = spawn(QUICKSTART, *options)
+    last = out / "checkpoints" / "checkpoint_last.pt"
+    deadline = time.time() + 120
+    while not last.exists() and process.poll() is None and time.time() < deadline:
+        time.sleep(0.05)
+    assert last.exists()
+    os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C sends
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, text
+    assert "the same command goes on from here" in text
+    assert "[4/9] train" in text and "[5/9]" not in text
+
+    text = run(QUICKSTART, *options, "--keep")
+    assert "[3/9] binarise: finished earlier, reused" in text
+    log = (out / "train.log").read_text(encoding="utf-8")
+    assert "Loaded checkpoint checkpoints/checkpoint_last.pt" in log
+    assert "num_updates: 8 >= max_update: 8" in log
+    assert "training, 0 min 0" in text and "of 5 checkpoints" in text
+
+    scores = json.loads((out / "scores.json").read_text(encoding="utf-8"))
+    assert set(scores) == {"test", "test_long", "signature"}
+    assert all(
+        0 <= scores[name][metric] <= 100 for name in ("test", "test_long") for metric in ("bleu", "chrf")
+    )
+    assert all("nrefs:1" in signature for signature in scores["signature"].values())
+    for name in ("test", "test_long"):
+        assert len(lines_of(out / f"{name}.de")) == len(lines_of(out / "raw" / f"{name}.de"))
+    assert text.count("  translation ") == 5
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert last.exists()
+
+    began = time.time()
+    text = run(QUICKSTART, *options)  # without --keep
+    assert time.time() - began < 10
+    assert text.count("finished earlier, reused") == 9
+    assert (out / "average.pt").exists() and not last.exists()
+
+    text = run(QUICKSTART, "--updates", 9, "--out", out, code=1)
+    assert "before:  updates=8" in text and "now:     updates=9" in text
+    assert (out / "average.pt").exists()
+
+
+@pytest.fixture
+def multi30k_slice(real_data, tmp_path):
+    """The first sentences of each file, English plain and German gzipped."""
+    folder = tmp_path / "data" / "multi30k"
+    folder.mkdir(parents=True)
+    for name, count in (("train", 200), ("val", 20), ("test_2016_flickr", 12), ("test_2017_flickr", 7)):
+        for language in ("en", "de"):
+            source = real_data / "multi30k" / f"{name}.{language}.gz"
+            text = b"".join(gzip.decompress(source.read_bytes()).splitlines(keepends=True)[:count])
+            if language == "en":
+                (folder / f"{name}.en").write_bytes(text)
+            else:
+                (folder / f"{name}.de.gz").write_bytes(gzip.compress(text))
+    return folder.parent
+
+
+def test_multi30k_on_a_slice(multi30k_slice, tmp_path):
+    out = tmp_path / "out"
+    env = {"FAIRSEQ_ROPE_DATA": str(multi30k_slice), "OUT": str(out), "EPOCHS": "2"}
+    text = run(MULTI30K, "de-en", "roformer", **env)
+    assert "not the published text" in text
+    scores = json.loads((out / "scores.json").read_text(encoding="utf-8"))
+    assert set(scores) == {"test_2016", "test_2017", "signature"}
+    assert [len(lines_of(out / f"test_{year}.en")) for year in (2016, 2017)] == [12, 7]
+    assert "[7/7] score: finished earlier" in run(MULTI30K, "de-en", "roformer", **env)
+    assert "before:  arch=roformer_iwslt" in run(MULTI30K, "de-en", "baseline", code=1, **env)
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["--bogus"], "unknown option '--bogus'"),
+        (["--out"], "--out needs a value"),
+        (["--updates", "1e3"], "--updates must be a whole number of at least 1, not '1e3'"),
+        (["--updates=0"], "not '0'"),
+        (["--pair", "en-xx"], "no language pair 'en-xx'; there are: en-de en-fr"),
+        (["--arch", "roformer_huge"], "no architecture 'roformer_huge'; there are: baseline_iwslt"),
+        (["--data", "nowhere"], "there is no folder"),
+    ],
+)
+def test_quickstart_refuses(args, message, tmp_path):
+    text = run(QUICKSTART, "--out", tmp_path / "out", *args, code=1 if "--data" in args else 2)
+    assert message in text and text.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "broken, content, message",
+    [
+        ("valid.de", None, "valid.de is missing"),
+        ("test.en", "\n \n", "test.en is empty"),
+        ("train.de", "eins\n", "train.en has 200 lines, but train.de has 1"),
+    ],
+)
+def test_quickstart_refuses_data(broken, content, message, tmp_path):
+    data = helpers.write_digits(tmp_path / "data")
+    if content is None:
+        (data / broken).unlink()
+    else:
+        (data / broken).write_text(content, encoding="utf-8")
+    text = run(QUICKSTART, "--out", tmp_path / "out", "--data", data, code=1)
+    assert message in text and text.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_quickstart_leaves_a_foreign_folder_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work", encoding="utf-8")
+    assert "holds files of something else" in run(QUICKSTART, "--out", tmp_path, code=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    "args, env, message",
+    [
+        (["en-cs"], {}, "there are: en-de en-fr de-en fr-en"),
+        (["en-de", "nothing"], {}, "no architecture 'nothing'"),
+        ([], {"SIZE": "huge"}, "no SIZE 'huge'; there are: laptop base"),
+        ([], {"EPOCHS": "-1"}, "EPOCHS must be a whole number of at least 1, not '-1'"),
+    ],
+)
+def test_multi30k_refuses(args, env, message, tmp_path):
+    text = run(MULTI30K, *args, code=2, OUT=str(tmp_path / "out"), **env)
+    assert message in text and text.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def load(path):
+    """An example's Python file as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_download_that_differs_is_refused(tmp_path, monkeypatch):
+    prepare = load(MULTI30K.parent / "prepare.py")
+    monkeypatch.setattr(prepare, "URL", tmp_path.as_uri() + "/")
+    with pytest.raises(SystemExit, match="cannot download"):
+        prepare.download("val.en", tmp_path / "to", tmp_path / "data")
+    (tmp_path / "val.en.gz").write_bytes(gzip.compress(b"A dog.\n"))
+    with pytest.raises(SystemExit, match="wrong SHA-256"):
+        prepare.download("val.en", tmp_path / "to", tmp_path / "data")
+    assert not (tmp_path / "to" / "val.en.gz").exists()
+
+
+def test_the_checksums_are_those_of_the_real_files(real_data, tmp_path, monkeypatch):
+    prepare = load(MULTI30K.parent / "prepare.py")
+    monkeypatch.setattr(prepare, "URL", (real_data / "multi30k").as_uri() + "/")
+    for name in prepare.SHA256:
+        assert prepare.download(name, tmp_path, real_data).exists()
+
+
+def test_subwords_refuses_what_is_not_utf8(tmp_path):
+    subwords = load(helpers.ROOT / "examples" / "subwords.py")
+    (tmp_path / "train.en").write_bytes(b"one\ncaf\xe9\n")
+    with pytest.raises(SystemExit, match=r"train\.en, line 2: not UTF-8 \(byte 0xe9\)"):
+        subwords.read_lines(tmp_path / "train.en")
+
+
+def test_subwords_keeps_lines_together(tmp_path):
+    """Line separators of Unicode, carriage returns and empty lines neither add nor remove a line."""
+    subwords = load(helpers.ROOT / "examples" / "subwords.py")
+    (tmp_path / "train.en").write_text(
+        "one\u2028two\r\n\nthree\x0bfour\x85five\n<unk> \u00a0it's\n", encoding="utf-8", newline=""
+    )
+    assert subwords.tokenize(tmp_path / "train.en", "en") == [
+        "one two", "", "three four five", "&lt; unk &gt; it &apos;s",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_checkpoint_cut_short_is_replaced(whole, tmp_path):
+    names = [
+        "checkpoint_last.pt",
+        "checkpoint_best.pt",
+        *(["checkpoint1.pt", "checkpoint_1_20.pt"] if whole else []),
+    ]
+    for name in names:
+        with zipfile.ZipFile(tmp_path / name, "w") as file:
+            file.writestr("data", name)
+    last = tmp_path / "checkpoint_last.pt"
+    last.write_bytes(last.read_bytes()[:-30])
+    os.utime(tmp_path / "checkpoint_best.pt", (2e9, 2e9))
+    command = f'ROOT={helpers.ROOT}; RECIPE=test; . "$ROOT/examples/common.sh"; PYTHON=$1; restore_last "$2"'
+    out = subprocess.run(
+        ["bash", "-euc", command, "-", sys.executable, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    if whole:
+        assert "going on from checkpoint_1_20.pt" in out
+        assert last.read_bytes() == (tmp_path / "checkpoint_1_20.pt").read_bytes()
+    else:
+        assert "starting the training afresh" in out and not last.exists()
