@@ -1,8 +1,12 @@
 """Options: fairseq's own TransformerConfig plus the axes of this package, and what of them can be combined."""
 
+# ruff: noqa: UP045  fairseq makes flags of these fields and reads typing.Optional only, not `X | None`
+
 from argparse import Namespace
 from dataclasses import dataclass, field
+from typing import Optional
 
+import torch
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig, OmegaConf
@@ -30,7 +34,7 @@ class RopeTransformerConfig(TransformerConfig):
     Field names are the flags' with underscores. ``None`` means not given.
     """
 
-    position_encoding: ChoiceEnum(POSITION_ENCODINGS) | None = field(
+    position_encoding: Optional[ChoiceEnum(POSITION_ENCODINGS)] = field(
         default=None,
         metadata={
             "help": "position encoding of encoder and decoder; not given: that of the architecture, or what "
@@ -50,7 +54,7 @@ class RopeTransformerConfig(TransformerConfig):
     rope_scaling_factor: float = field(
         default=1.0, metadata={"help": "target length / training length, at least 1 (with --rope-scaling)"}
     )
-    rope_train_length: int | None = field(
+    rope_train_length: Optional[int] = field(
         default=None, metadata={"help": "training length in tokens (for --rope-scaling dynamic-ntk and yarn)"}
     )
     tupe_reset: ChoiceEnum(["none", "first", "eos"]) = field(
@@ -67,10 +71,10 @@ class RopeTransformerConfig(TransformerConfig):
         default="default",
         metadata={"help": "feed-forward initialisation: fairseq's, or xavier-uniform with zero bias"},
     )
-    admin_profile_out: str | None = field(
+    admin_profile_out: Optional[str] = field(
         default=None, metadata={"help": "ADMIN: write the measured profile to this file"}
     )
-    admin_profile_in: str | None = field(
+    admin_profile_in: Optional[str] = field(
         default=None, metadata={"help": "ADMIN: use this profile instead of measuring"}
     )
     untied_embeddings: bool = field(
@@ -192,6 +196,11 @@ def _check_stock_flags(cfg):
                 f"--{stack}-xformers-att-config is not supported: attention is torch's "
                 "scaled_dot_product_attention, which picks its own fused kernel"
             )
+    if cfg.quant_noise.scalar and not torch.cuda.is_available():
+        raise UserError(
+            f"--quant-noise-scalar {cfg.quant_noise.scalar} needs a GPU: fairseq's scalar quantisation computes with "
+            "CUDA only; use --quant-noise-pq on a CPU"
+        )
     if cfg.adaptive_softmax_cutoff and (cfg.share_decoder_input_output_embed or cfg.share_all_embeddings):
         raise UserError(
             "--adaptive-softmax-cutoff has an output of its own, so the output cannot share embeddings; drop "

@@ -27,7 +27,11 @@ class TransformerEncoder(TransformerEncoderBase):
         return wrap_layer(TransformerEncoderLayer(cfg), cfg)
 
     def forward_embedding(self, src_tokens, token_embedding: Tensor | None = None):
-        """Embed (batch, src_len) tokens: the layers' input and the scaled embedding, (batch, src_len, embed_dim) each."""
+        """Embed (batch, src_len) tokens.
+
+        Returns:
+            what the layers read and the scaled embedding, (batch, src_len, embed_dim) each.
+        """
         if token_embedding is None:
             token_embedding = self.embed_tokens(src_tokens)
         x = embed = self.embed_scale * token_embedding

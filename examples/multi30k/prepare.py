@@ -2,7 +2,7 @@
 
     python prepare.py --pair en-de --data $FAIRSEQ_ROPE_DATA/multi30k --download OUT/download --out OUT/raw
 
-writes ``OUT/raw/{train,valid,test_2016,test_2017}.LANGUAGE``. A file is looked for as ``NAME.gz`` and ``NAME``
+writes ``OUT/raw/{train,valid,test_2016,test_2017}.LANGUAGE``. A file is sought as ``NAME.gz`` and ``NAME``
 in ``--data``, then in ``--download``; what is in neither is downloaded there. SHA-256 sums are of the
 uncompressed text; a download that differs is refused, a local file that differs is used and reported.
 """
@@ -59,13 +59,9 @@ def download(name, folder, data):
         with urllib.request.urlopen(url, timeout=60) as answer:
             part.write_bytes(answer.read())
     except OSError as error:
-        sys.exit(
-            f"prepare: cannot download {url} ({error}); put {name}.gz or {name} into {data} by other means"
-        )
+        sys.exit(f"prepare: cannot download {url} ({error}); put {name}.gz or {name} into {data} by other means")
     if hashlib.sha256(unpack(part)).hexdigest() != SHA256[name]:
-        sys.exit(
-            f"prepare: {url} is not the text that this recipe was written for (wrong SHA-256): see {part}"
-        )
+        sys.exit(f"prepare: {url} is not the text that this recipe was written for (wrong SHA-256): see {part}")
     os.replace(part, path)
     return path
 

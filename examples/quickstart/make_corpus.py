@@ -3,9 +3,9 @@
 
     python make_corpus.py --pair en-de --out DIR [--train 20000 --valid 500 --test 500 --test-long 300 --seed 1]
 
-DIR gets train, valid, test and test_long, one `.en` and one `.de` (`.fr`) file each, one sentence a line. train, valid and
-test are drawn alike; every sentence of test_long is longer than every sentence of train, on both sides. No sentence, of
-either language, stands in two of the sets. The same options give the same files, byte for byte.
+DIR gets train, valid, test and test_long, one `.en` and one `.de` (`.fr`) file each, one sentence a line. train, valid
+and test are drawn alike; every sentence of test_long is longer than every sentence of train, on both sides. No
+sentence, of either language, stands in two of the sets. The same options give the same files, byte for byte.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def build(pair: str, sizes: dict[str, int], seed: int) -> dict[str, list[Pair]]:
 
 
 def write(sets: dict[str, list[Pair]], pair: str, out: Path) -> None:
-    """All files or none: they are written to a new folder beside `out`, which then takes its place (if `out` holds files
-    already, its own of the same names are replaced one by one). OSError where that cannot be done."""
+    """All files or none: they are written to a new folder beside `out`, which then takes its place (if `out` holds
+    files already, its own of the same names are replaced one by one). OSError where that cannot be done."""
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
@@ -138,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         print(f"make_corpus.py: cannot write to --out {options.out}: {error.strerror or error}", file=sys.stderr)
         return 1
-    print(f"{options.out}: " + ", ".join(f"{name} {len(pairs)}" for name, pairs in sets.items()) + " pairs")
+    print(f"{options.out}: " + ", ".join(f"{name} {len(sets[name])}" for name in SETS) + " pairs")
     return 0
 
 

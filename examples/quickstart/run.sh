@@ -16,7 +16,7 @@ usage: bash scripts/quickstart.sh [options]
   --pair SRC-TGT   en-de or en-fr; with --data any two language codes (default: en-de)
   --data DIR       translate your own text: DIR/{train,valid,test}.SRC and .TGT, or with the endings .src and .tgt;
                    UTF-8, one sentence a line, not tokenised. If there is a test_long, it is scored too.
-  --updates N      length of the training (default: 1000)
+  --updates N      length of the training (default: 1200)
   --out DIR        folder of the run (default: quickstart-out, in the checkout)
   --keep           keep the training checkpoints; without it, all but the averaged model are removed at the end
   -h, --help       this text
@@ -27,7 +27,7 @@ need another --out.
 TEXT
 }
 
-ARCH=roformer PAIR=en-de DATA='' UPDATES=1000 OUT=$ROOT/quickstart-out KEEP=''
+ARCH=roformer PAIR=en-de DATA='' UPDATES=1200 OUT=$ROOT/quickstart-out KEEP=''
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) help && exit ;;
@@ -87,7 +87,7 @@ check_own_data() {
             die "--data: $split.${ENDINGS[0]} has ${lines[0]} lines, but $split.${ENDINGS[1]} has ${lines[1]}; line i of one must translate line i of the other"
     done
 }
-CORPUS="generated" MERGES=1000
+CORPUS="generated" MERGES=2500
 if [ -n "$DATA" ]; then
     check_own_data
     MERGES=4000
@@ -141,7 +141,7 @@ train() {
         --dropout 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' \
         --lr 2e-3 --lr-scheduler inverse_sqrt --warmup-updates $((UPDATES / 5 + 1)) \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
-        --max-tokens 4096 --max-update "$UPDATES" --seed 1 --distributed-world-size 1 --num-workers 0 \
+        --max-tokens 2048 --max-update "$UPDATES" --seed 1 --distributed-world-size 1 --num-workers 0 \
         --save-dir checkpoints --save-interval-updates "$every" --keep-interval-updates 5 --keep-last-epochs 5 \
         --log-format simple --log-interval 10
     touch checkpoints/finished

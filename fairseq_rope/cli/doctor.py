@@ -78,9 +78,7 @@ def problems():
     for distribution in ("sacrebleu", "hydra-core", "omegaconf"):
         if _version(distribution) == "not installed":
             found.append(f"{distribution} is not installed: pip install {distribution}")
-    found += [
-        f"the mend '{mend.name}' {why}" for mend, why in compat.status() if str(why).startswith("cannot")
-    ]
+    found += [f"the mend '{mend.name}' {why}" for mend, why in compat.status() if str(why).startswith("cannot")]
     if not architectures():
         found.append("no architecture of fairseq_rope is registered: the package is not installed whole")
     if torch.cuda.is_available():

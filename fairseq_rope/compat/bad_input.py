@@ -40,8 +40,8 @@ def _check_data(task, splits):
     from fairseq.tasks.translation import TranslationTask
     from fairseq.utils import split_paths
 
-    name = getattr(task, "_name", None)
-    if not (isinstance(TASK_REGISTRY.get(name), type) and issubclass(TASK_REGISTRY[name], TranslationTask)):
+    kind = TASK_REGISTRY.get(getattr(task, "_name", None))
+    if getattr(kind, "load_dataset", None) is not TranslationTask.load_dataset:
         return  # other tasks lay out their data in their own ways
     wanted = "it must hold what fairseq-preprocess writes (dict.LANG.txt, train.SRC-TGT.LANG.bin and .idx, …)"
     if not getattr(task, "data", None):
@@ -66,17 +66,15 @@ def _check_first_folder(task, folder, files, splits, wanted):
     for language in languages:
         if language is not None and language not in dictionaries:
             raise UserError(
-                f"data folder {folder} has no dict.{language}.txt; "
-                f"its languages are {', '.join(dictionaries)}"
+                f"data folder {folder} has no dict.{language}.txt; its languages are {', '.join(dictionaries)}"
             )
-    pairs = {tuple(languages), tuple(languages[::-1])}
-    found = set()
-    for file in files:
-        parts = file.split(".")  # SPLIT.SRC-TGT.LANG.idx, or without .idx for raw text
-        if len(parts) >= 3 and parts[1].count("-") == 1:
-            pair = tuple(parts[1].split("-"))
-            if None in languages or pair in pairs:
-                found.add(parts[0])
+    pairs = {"-".join(pair) for pair in (languages, languages[::-1])} if None not in languages else None
+    named = [file.split(".") for file in files]  # SPLIT.SRC-TGT.LANG.idx, or without .idx for raw text
+    found = {
+        parts[0]
+        for parts in named
+        if len(parts) > 2 and parts[0] != "dict" and (parts[1] in pairs if pairs else "-" in parts[1])
+    }
     for split in splits:
         if split not in found:
             has = f"it has {', '.join(sorted(found))}" if found else "it has no sentences"
@@ -96,9 +94,9 @@ def _check_models(path):
 
 
 def _check_start(cfg):
-    if cfg.finetune_from_model is not None:
-        _check_checkpoint("--finetune-from-model", cfg.finetune_from_model)
     own = os.path.join(cfg.save_dir, _DEFAULT_RESTORE)
+    if cfg.finetune_from_model is not None and not os.path.exists(own):  # else the run goes on from its own
+        _check_checkpoint("--finetune-from-model", cfg.finetune_from_model)
     # Stock starts from scratch without a word where --restore-file names no file. That is wanted only for the
     # run's own last checkpoint, which scripts name for their first start too.
     if cfg.restore_file != _DEFAULT_RESTORE and os.path.abspath(cfg.restore_file) != os.path.abspath(own):
@@ -111,9 +109,7 @@ def _check_checkpoint(flag, path):
     folder = os.path.dirname(path) or "."
     if "://" in path or os.path.isfile(path):
         return
-    if os.path.isdir(folder) and any(
-        name.startswith((f"{stem}-", f"{stem}_part")) for name in os.listdir(folder)
-    ):
+    if os.path.isdir(folder) and any(name.startswith((f"{stem}-", f"{stem}_part")) for name in os.listdir(folder)):
         return
     raise UserError(f"{flag} {path}: there is no such checkpoint file")
 

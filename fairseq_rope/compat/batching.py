@@ -41,9 +41,7 @@ def _refuse_empty_sets():
         def iterator(self, dataset, *args, **kwargs):
             split = next((name for name, known in self.datasets.items() if known is dataset), None)
             if split is not None and len(dataset) == 0:
-                raise UserError(
-                    f"the set '{split}' of {self.cfg.data} has no sentences: at least one is needed"
-                )
+                raise UserError(f"the set '{split}' of {self.cfg.data} has no sentences: at least one is needed")
             batches = stock(self, dataset, *args, **kwargs)
             # fairseq-interactive batches lines that belong to no split; it may leave one without an answer
             if split is not None and len(batches) == 0:

@@ -91,13 +91,9 @@ def load_state(path, mmap=False):
         raise CheckpointError(f"checkpoint {path} {_what_is_wrong(error)}") from error
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         held = (
-            f"a dict with the keys {sorted(map(str, state))[:5]}"
-            if isinstance(state, dict)
-            else type(state).__name__
+            f"a dict with the keys {sorted(map(str, state))[:5]}" if isinstance(state, dict) else type(state).__name__
         )
-        raise CheckpointError(
-            f"checkpoint {path} is not one of fairseq's: it holds {held}, not a dict with 'model'"
-        )
+        raise CheckpointError(f"checkpoint {path} is not one of fairseq's: it holds {held}, not a dict with 'model'")
     return state
 
 

@@ -1,7 +1,7 @@
 """What the ranks of one run exchange, mended for tensors that live on the CPU (backend gloo).
 
-Stock fairseq 0.12.3 writes this traffic for GPUs only. Where the backend is nccl, only the two mends that are
-not about the CPU change anything: resuming, and fairseq-validate's log and uneven shares.
+Stock fairseq 0.12.3 writes this traffic for GPUs only. Where the backend is nccl, nothing here changes anything
+but fairseq-validate, whose log and uneven shares are at fault on GPUs too.
 """
 
 import importlib
@@ -15,17 +15,6 @@ from fairseq.trainer import Trainer
 
 from fairseq_rope.compat.mend import Mend
 from fairseq_rope.compat.wrap import wrap
-
-
-def _resume_on_all_ranks():
-    @wrap(Trainer, "load_checkpoint")
-    def load_checkpoint(stock):
-        def load(self, *args, **kwargs):
-            if self.data_parallel_world_size > 1:
-                self.cfg.checkpoint.load_checkpoint_on_all_dp_ranks = True
-            return stock(self, *args, **kwargs)
-
-        return load
 
 
 def _ddp_on_cpu():
@@ -100,13 +89,7 @@ def _uneven_shares():
         return load
 
 
-COLLECTIVE_MENDS: list[Mend] = [
-    Mend(
-        name="resume on all ranks",
-        reason="resuming several processes broadcasts the checkpoint with its OmegaConf configuration, which "
-        "torch>=2.6 refuses to load, so every rank reads the file instead",
-        apply=_resume_on_all_ranks,
-    ),
+MENDS: list[Mend] = [
     Mend(
         name="DDP on the CPU",
         reason="--ddp-backend pytorch_ddp, the default, hands device_ids to a CPU model, which torch refuses",

@@ -28,9 +28,7 @@ def why_not(expected, given):
                 f"was trained with {old[0]}; use the data folder (its dict.*.txt) of that training"
             )
     for name, (old, new) in shapes.items():
-        return (
-            f"{name} has the shape {list(old)} in the checkpoint and {list(new)} in this model{_more(shapes)}"
-        )
+        return f"{name} has the shape {list(old)} in the checkpoint and {list(new)} in this model{_more(shapes)}"
     missing = [name for name in expected if name not in given]
     if missing:
         return f"the checkpoint lacks {missing[0]} of this model{_more(missing)}"

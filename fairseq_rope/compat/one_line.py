@@ -47,11 +47,34 @@ def _no_usage():
         return parse
 
 
+def _end_hydra_with_one_line():
+    from hydra.core.utils import JobReturn
+
+    if getattr(JobReturn.return_value.fget, "one_line", False):
+        return
+    stock = JobReturn.return_value
+
+    # hydra catches every exception of a job and raises it again from here, to print its traceback
+    def return_value(job):
+        if isinstance(job._return_value, UserError):
+            say(job._return_value)
+            raise SystemExit(1) from job._return_value
+        return stock.fget(job)
+
+    return_value.one_line = True
+    JobReturn.return_value = property(return_value, stock.fset, doc=stock.__doc__)
+
+
 MENDS = [
     Mend(
         name="one-line endings",
         reason="a mistake in the input ends stock fairseq with a traceback that hides it, on every version",
         apply=_end_with_one_line,
+    ),
+    Mend(
+        name="one-line endings in hydra",
+        reason="fairseq-hydra-train ends on a mistake in its input with hydra's own traceback",
+        apply=_end_hydra_with_one_line,
     ),
     Mend(
         name="no usage wall",

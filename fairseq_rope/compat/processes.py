@@ -19,7 +19,7 @@ from fairseq import options as fairseq_options
 from fairseq.distributed import utils as distributed_utils
 from torch import multiprocessing
 
-from fairseq_rope.compat.cpu_collectives import COLLECTIVE_MENDS
+from fairseq_rope.compat import cpu_collectives, resume
 from fairseq_rope.compat.mend import Mend
 from fairseq_rope.compat.wrap import wrap
 from fairseq_rope.errors import UserError
@@ -269,5 +269,6 @@ MENDS: list[Mend] = [
         reason="fairseq-generate and fairseq-interactive under torchrun translate everything once a rank",
         apply=_one_translator,
     ),
-    *COLLECTIVE_MENDS,
+    *cpu_collectives.MENDS,
+    *resume.MENDS,
 ]

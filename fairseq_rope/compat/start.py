@@ -1,15 +1,14 @@
 """Calls what other mends want done before a fairseq program starts its work."""
 
 import argparse
-import contextlib
 import inspect
 import sys
 from pathlib import Path
 
 from fairseq_rope.compat.wrap import wrap
-from fairseq_rope.errors import UserError
 
 _hooks = []
+_prepared = None  # the configuration that the hooks have seen
 
 
 def before_run(hook):
@@ -28,6 +27,13 @@ def _program(main):
     return Path(inspect.unwrap(main).__code__.co_filename).stem
 
 
+def _prepare(cfg, program):
+    global _prepared
+    for hook in _hooks:
+        hook(cfg, program)
+    _prepared = cfg
+
+
 def _install():
     import fairseq_cli.generate
     from fairseq.distributed import utils as distributed_utils
@@ -35,10 +41,8 @@ def _install():
     @wrap(distributed_utils, "call_main")
     def call_main(stock):
         def run(cfg, main, **kwargs):
-            with _plain_end_in_hydra():
-                for hook in _hooks:
-                    hook(cfg, _program(main))
-                return stock(cfg, main, **kwargs)
+            _prepare(cfg, _program(main))
+            return stock(cfg, main, **kwargs)
 
         return run
 
@@ -56,24 +60,20 @@ def _install():
             def run(cfg):
                 if isinstance(cfg, argparse.Namespace):
                     cfg = convert_namespace_to_omegaconf(cfg)
-                for hook in _hooks:
-                    hook(cfg, "generate")
+                _prepare(cfg, "generate")
                 return stock(cfg)
 
             return run
 
+    # fairseq-hydra-train imports the user directory only inside its main; this is what it calls next.
+    train = sys.modules.get("fairseq_cli.train")
+    if train is not None:
 
-@contextlib.contextmanager
-def _plain_end_in_hydra():
-    # hydra catches every exception itself and prints a traceback, before sys.excepthook could see it
-    from hydra.core.hydra_config import HydraConfig
+        @wrap(train, "add_defaults")
+        def add_defaults(stock):
+            def fill(cfg):
+                stock(cfg)
+                if cfg is not _prepared:
+                    _prepare(cfg, "train")
 
-    try:
-        yield
-    except UserError as error:
-        if not HydraConfig.initialized():
-            raise
-        from fairseq_rope.compat.one_line import say
-
-        say(error)
-        raise SystemExit(1) from error
+            return fill

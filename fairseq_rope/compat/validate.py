@@ -18,11 +18,7 @@ def task_of(path):
     task = getattr(state.get("args"), "task", None)
     if task is None:
         task = (state.get("cfg") or {}).get("task")
-        task = (
-            getattr(task, "_name", None)
-            if isinstance(task, argparse.Namespace)
-            else (task or {}).get("_name")
-        )
+        task = getattr(task, "_name", None) if isinstance(task, argparse.Namespace) else (task or {}).get("_name")
     return task or "translation"
 
 

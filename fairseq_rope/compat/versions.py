@@ -66,9 +66,7 @@ def check():
     except importlib.metadata.PackageNotFoundError:
         raise UnsupportedStack(f"fairseq_rope needs torch, which is not installed: {TESTED}") from None
     if _numbers(torch_version) < TORCH[0]:
-        raise UnsupportedStack(
-            f"fairseq_rope does not run on torch {torch_version}: it needs 2.6 or later; {TESTED}"
-        )
+        raise UnsupportedStack(f"fairseq_rope does not run on torch {torch_version}: it needs 2.6 or later; {TESTED}")
     if _numbers(torch_version) != TESTED_TORCH:
         doubts.append(f"fairseq_rope is untested on torch {torch_version}: {TESTED}")
 
@@ -83,9 +81,7 @@ def _check_fairseq():
         import fairseq  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "fairseq":
-            raise UnsupportedStack(
-                f"{found} cannot be imported, since {error.name} is missing: {TESTED}"
-            ) from error
+            raise UnsupportedStack(f"{found} cannot be imported, since {error.name} is missing: {TESTED}") from error
         raise UnsupportedStack(f"fairseq_rope needs fairseq, which is not installed: {TESTED}") from None
     except Exception as error:
         # PyPI's fairseq (up to 0.12.2) ends here on Python 3.11: "mutable default … is not allowed"

@@ -8,7 +8,7 @@ import torch
 
 from fairseq_rope.compat.checkpoints import load_state
 
-ARCHITECTURE = "transformer_tiny"
+ARCHITECTURE = "roformer_tiny"
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def trained(digits, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     arguments = [
         argument
-        for argument in helpers.train_args(digits, folder, ARCHITECTURE, "--share-all-embeddings", updates=100)
+        for argument in helpers.train_args(digits, folder, ARCHITECTURE, updates=100)
         if argument != "--no-epoch-checkpoints"
     ]
     helpers.run(
@@ -89,7 +89,7 @@ def test_generates_from_the_average_and_scores(digits, averaged, tmp_path):
 def test_training_goes_on_from_the_average(digits, averaged, tmp_path, ema):
     result = helpers.run(
         "fairseq-train",
-        *helpers.train_args(digits, tmp_path, ARCHITECTURE, "--share-all-embeddings", *ema, updates=1),
+        *helpers.train_args(digits, tmp_path, ARCHITECTURE, *ema, updates=1),
         "--restore-file", averaged, "--reset-optimizer", "--reset-dataloader", "--reset-meters",
         "--lr", "1e-9",
     )  # fmt: skip
@@ -100,13 +100,14 @@ def test_training_goes_on_from_the_average(digits, averaged, tmp_path, ema):
 
 
 def test_another_architecture_is_refused(digits, trained, tmp_path):
-    helpers.run("fairseq-train", *helpers.train_args(digits, tmp_path, ARCHITECTURE, updates=1))
+    # The same keys and shapes: only the options tell them apart.
+    helpers.run("fairseq-train", *helpers.train_args(digits, tmp_path, "baseline_tiny", updates=1))
+    baseline, out = tmp_path / "checkpoint_last.pt", tmp_path / "mean.pt"
     result = helpers.run(
-        "fairseq-rope-average", "--inputs", trained / "checkpoint3.pt", tmp_path / "checkpoint_last.pt",
-        "--output", tmp_path / "mean.pt", check=False,
-    )  # fmt: skip
-    assert result.code == 1 and "--share-all-embeddings False instead of True" in result.log
-    assert not (tmp_path / "mean.pt").exists()
+        "fairseq-rope-average", "--inputs", trained / "checkpoint3.pt", baseline, "--output", out, check=False
+    )
+    assert result.code == 1 and "--arch baseline_tiny instead of roformer_tiny" in result.log
+    assert not out.exists()
 
 
 @pytest.mark.real_programs

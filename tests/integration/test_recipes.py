@@ -34,7 +34,7 @@ def spawn(script, *args, cwd=None, **env):
     )
 
 
-def run(script, *args, code=0, timeout=240, **env):
+def run(script, *args, code=0, timeout=600, **env):
     """Output of a recipe that has to end with exit status ``code``."""
     process = spawn(script, *args, **env)
     try:
@@ -55,12 +55,12 @@ def test_quickstart_interrupted_and_resumed(tmp_path):
     options = ["--updates", 8, "--out", out]
     process = spawn(QUICKSTART, *options)
     last = out / "checkpoints" / "checkpoint_last.pt"
-    deadline = time.time() + 120
+    deadline = time.time() + 400
     while not last.exists() and process.poll() is None and time.time() < deadline:
         time.sleep(0.05)
     assert last.exists()
     os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C sends
-    text, _ = process.communicate(timeout=60)
+    text, _ = process.communicate(timeout=120)
     assert process.returncode == 130, text
     assert "the same command goes on from here" in text
     assert "[4/9] train" in text and "[5/9]" not in text
@@ -74,9 +74,7 @@ def test_quickstart_interrupted_and_resumed(tmp_path):
 
     scores = json.loads((out / "scores.json").read_text(encoding="utf-8"))
     assert set(scores) == {"test", "test_long", "signature"}
-    assert all(
-        0 <= scores[name][metric] <= 100 for name in ("test", "test_long") for metric in ("bleu", "chrf")
-    )
+    assert all(0 <= scores[name][metric] <= 100 for name in ("test", "test_long") for metric in ("bleu", "chrf"))
     assert all("nrefs:1" in signature for signature in scores["signature"].values())
     for name in ("test", "test_long"):
         assert len(lines_of(out / f"{name}.de")) == len(lines_of(out / "raw" / f"{name}.de"))

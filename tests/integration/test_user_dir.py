@@ -1,6 +1,7 @@
-"""--user-dir: every path that means this package works, registers once, and says nothing wrong."""
+"""--user-dir: every path that means this package works and registers it once."""
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
@@ -10,57 +11,7 @@ import pytest
 from fairseq import utils
 from fairseq.models import ARCH_MODEL_REGISTRY
 
-# Imports a user directory as fairseq's programs do (twice: the parser and the run), then starts a model.
-PROBE = """
-import argparse, sys
-before, after = sys.argv[1].split("|")
-if before:
-    import fairseq_rope
-from fairseq import utils, models
-for _ in range(3):
-    utils.import_user_module(argparse.Namespace(user_dir=after))
-import fairseq_rope
-names = [name for name, model in models.ARCH_MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_rope.")]
-assert "roformer_tiny" in names and "baseline_wmt" in names, names
-copies = {m.__file__ for n, m in list(sys.modules.items()) if n.endswith("compat.user_dir")}
-assert len(copies) == 1, copies
-print(fairseq_rope.__file__)
-"""
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory):
-    """A clone named fairseq_rope, one of another name, an installed copy, and links."""
-    top = tmp_path_factory.mktemp("places")
-    for clone in ("fairseq_rope", "my-clone"):
-        (top / clone).mkdir()
-        shutil.copy(helpers.ROOT / "__init__.py", top / clone)
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(helpers.ROOT / "fairseq_rope", top / clone / "fairseq_rope", ignore=ignore)
-    installed = top / "installed"
-    shutil.copytree(helpers.ROOT / "fairseq_rope", installed / "fairseq_rope", ignore=ignore)
-    links = top / "links"
-    links.mkdir()
-    (links / "fairseq_rope").symlink_to(top / "my-clone" / "fairseq_rope")
-    (links / "plugin").symlink_to(top / "my-clone" / "fairseq_rope")
-    (links / "root").symlink_to(top / "my-clone")
-    return top
-
-
-def probe(user_dir, cwd, import_before=False, path=()):
-    """Run the probe without the checkout's own editable install; returns (where it was imported from, log)."""
-    code = f"import sys; sys.meta_path = [f for f in sys.meta_path if 'Editable' not in repr(f)]\n{PROBE}"
-    result = subprocess.run(
-        [sys.executable, "-c", code, f"{'x' if import_before else ''}|{user_dir}"],
-        cwd=cwd,
-        env=helpers.environment(PYTHONPATH=":".join(map(str, path))),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout.strip().splitlines()[-1], result.stderr
-
+from fairseq_rope.compat.user_dir import PACKAGE, usable_user_dir
 
 CASES = {
     # name: (--user-dir, working folder, what is imported), all below `places`; {} is its absolute path
@@ -72,30 +23,104 @@ CASES = {
     "link to a root": ("root/", "links", "my-clone"),
     "from the parent of a clone": ("fairseq_rope", ".", "fairseq_rope"),
     "from inside a clone": ("fairseq_rope", "fairseq_rope", "fairseq_rope"),
+    # another copy is installed and has been imported already
+    "imported, then a checkout": ("{}/my-clone/fairseq_rope", ".", "installed"),
+    "imported, then a link": ("links/plugin", ".", "installed"),
+    "imported, then the parent of a clone": ("fairseq_rope", ".", "installed"),
+    "what the doctor prints": (None, "elsewhere", None),
+    "imported, then its own path": ("{}/installed/fairseq_rope/", ".", "installed"),
 }
+
+# Imports fairseq once, without this package; each case then runs in a fork, as a program of fairseq would:
+# the parser imports the user directory, and so does the run.
+DRIVER = """
+import argparse, io, json, logging, os, sys
+sys.path = [path for path in sys.path if path]
+sys.meta_path = [finder for finder in sys.meta_path if "Editable" not in repr(finder)]
+from fairseq import models, utils
+
+def probe(user_dir, cwd, installed):
+    log = io.StringIO()
+    logging.basicConfig(stream=log, force=True)
+    os.chdir(cwd)
+    if installed:
+        sys.path.append(installed)
+        import fairseq_rope
+    for _ in range(3):
+        utils.import_user_module(argparse.Namespace(user_dir=user_dir))
+    registered = models.ARCH_MODEL_REGISTRY.items()
+    import fairseq_rope
+    return {
+        "archs": [name for name, model in registered if model.__module__.startswith("fairseq_rope.")],
+        "copies": len({m.__file__ for n, m in sys.modules.items() if n.endswith("compat.user_dir")}),
+        "file": os.path.realpath(fairseq_rope.__file__),
+        "log": log.getvalue(),
+    }
+
+for name, arguments in json.loads(sys.stdin.read()).items():
+    if os.fork() == 0:
+        try:
+            answer = probe(*arguments)
+        except BaseException as error:
+            answer = {"error": repr(error)}
+        print(json.dumps([name, answer]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """A clone named fairseq_rope, one of another name, an installed copy, and links."""
+    top = tmp_path_factory.mktemp("places")
+    ignore = shutil.ignore_patterns("__pycache__")
+    for clone in ("fairseq_rope", "my-clone", "installed"):
+        shutil.copytree(helpers.ROOT / "fairseq_rope", top / clone / "fairseq_rope", ignore=ignore)
+        if clone != "installed":
+            shutil.copy(helpers.ROOT / "__init__.py", top / clone)
+    (top / "elsewhere").mkdir()
+    links = top / "links"
+    links.mkdir()
+    (links / "fairseq_rope").symlink_to(top / "my-clone" / "fairseq_rope")
+    (links / "plugin").symlink_to(top / "my-clone" / "fairseq_rope")
+    (links / "root").symlink_to(top / "my-clone")
+    return top
+
+
+@pytest.fixture(scope="module")
+def answers(places):
+    cases = {}
+    for name, (user_dir, cwd, _) in CASES.items():
+        if name == "what the doctor prints":
+            user_dir = usable_user_dir()
+        installed = str(places / "installed") if name.startswith("imported") else None
+        cases[name] = (user_dir.format(places), str(places / cwd), installed)
+    result = subprocess.run(
+        [sys.executable, "-c", DRIVER],
+        input=json.dumps(cases),
+        env=helpers.environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return dict(json.loads(line) for line in result.stdout.splitlines() if line.startswith("["))
 
 
 @pytest.mark.real_programs
 @pytest.mark.parametrize("case", CASES)
-def test_each_path_is_imported_once(places, case):
-    user_dir, cwd, clone = CASES[case]
-    imported, log = probe(user_dir.format(places), places / cwd)
-    assert str(places / clone) in imported or str(places / "links" / "fairseq_rope") in imported
-    assert "is not loaded" not in log
-
-
-@pytest.mark.real_programs
-@pytest.mark.parametrize("case", ["link of another name", "from the parent of a clone"])
-def test_checkout_beside_an_imported_copy_is_not_loaded(places, case):
-    user_dir, cwd, clone = CASES[case]
-    # the path names a checkout, while another copy is installed and already imported
-    run_from = places / cwd
-    imported, log = probe(user_dir, run_from, import_before=True, path=[places / "installed"])
-    if case == "from the parent of a clone":  # `python -c` looks in the working folder first
-        assert imported == str(places / "fairseq_rope" / "fairseq_rope" / "__init__.py")
-        return
-    assert imported == str(places / "installed" / "fairseq_rope" / "__init__.py")
-    assert log.count("is not loaded") == 1 and str(places / clone) in log
+def test_each_path_is_imported_once(places, answers, case):
+    answer = answers[case]
+    assert "error" not in answer, answer
+    assert {"roformer_tiny", "baseline_wmt"} <= set(answer["archs"])
+    assert answer["copies"] == 1
+    if case == "what the doctor prints":
+        assert answer["file"] == str(PACKAGE / "__init__.py")
+    else:
+        assert answer["file"] == str(places.resolve() / CASES[case][2] / "fairseq_rope" / "__init__.py")
+    # said once, and only where the path names a copy that is not the imported one
+    other_copy = case.startswith("imported") and case != "imported, then its own path"
+    assert answer["log"].count("is not loaded") == int(other_copy), answer["log"]
 
 
 @pytest.mark.parametrize("form", ["{}", "{}/", "{}/../fairseq_rope", "link", "renamed", "root", "bare"])

@@ -1,4 +1,4 @@
-"""Mend (a): fairseq's own checkpoints load, and what a foreign one carries is refused by name and never runs."""
+"""Mend (a): fairseq's own checkpoints load; what a foreign one carries is refused by name and never runs."""
 
 import argparse
 import os

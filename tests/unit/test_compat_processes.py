@@ -4,13 +4,13 @@ import sys
 from argparse import Namespace
 from types import SimpleNamespace
 
-import fairseq_cli.validate
 import pytest
 import torch
 import torch.distributed as dist
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq.trainer import Trainer
 
 from fairseq_rope import compat
@@ -100,9 +100,7 @@ def test_by_hand_is_left_alone(monkeypatch):
 
 
 def test_by_hand_meets_at_a_port():
-    ranks, found = arranged(
-        "--distributed-world-size", "2", "--distributed-no-spawn", "--distributed-port", "77"
-    )
+    ranks, found = arranged("--distributed-world-size", "2", "--distributed-no-spawn", "--distributed-port", "77")
     assert (ranks, found.distributed_init_method) == (0, "tcp://127.0.0.1:77")
 
 
@@ -163,7 +161,7 @@ def test_call_main_reaches_main_for_one_process(monkeypatch):
     called = []
     monkeypatch.setattr(distributed_utils, "distributed_main", lambda i, main, cfg, kwargs: called.append(i))
     cfg = config("--distributed-init-method", "tcp://127.0.0.1:9")
-    distributed_utils.call_main(cfg, fairseq_cli.validate.main)
+    distributed_utils.call_main(cfg, lambda cfg: None)
     assert called == [0]
 
 
@@ -248,3 +246,18 @@ def test_an_empty_share_adds_nothing(monkeypatch):
         assert task.valid_step({"net_input": 7}, None, None) == (7, 1, {"loss": 1})
         if empty:
             assert task.valid_step({}, None, None) == empty
+
+
+def test_a_resumed_run_sees_the_same_batches(digits):
+    """Stock draws a run's batches from the epoch in which it starts."""
+    found = []
+    for epoch in (1, 4):
+        cfg = TranslationConfig(data=str(digits), source_lang="en", target_lang="de", dataset_impl="mmap")
+        task = TranslationTask.setup_task(cfg)
+        task.load_dataset("train")
+        iterator = task.get_batch_iterator(task.dataset("train"), max_tokens=100, seed=1, epoch=epoch)
+        assert iterator.epoch == epoch
+        assert task.get_batch_iterator(task.dataset("train"), max_tokens=100, epoch=epoch) is iterator
+        found.append([list(batch) for batch in iterator.frozen_batches])
+    assert found[0] == found[1]
+    assert sorted(number for batch in found[1] for number in batch) == list(range(200))

@@ -1,11 +1,13 @@
 """fairseq-rope-score: reading by sentence id, what is refused, and sacreBLEU's own figures."""
 
 import json
+import logging
 import subprocess
 
 import helpers
 import pytest
 
+from fairseq_rope.cli.program import one_line_errors
 from fairseq_rope.cli.score import detokenize, score
 from fairseq_rope.errors import UserError
 from fairseq_rope.generate_output import in_order, read_hypotheses, read_lines, refuse_subwords
@@ -94,6 +96,15 @@ def test_printed_table_and_hypotheses(files):
     ]
 
 
+def test_programs_log_warnings_only():
+    root = logging.getLogger()
+    before = root.level
+    with pytest.raises(SystemExit), one_line_errors("program"):
+        assert root.level == logging.WARNING
+        raise UserError("no")
+    assert root.level == before
+
+
 def test_perfect_and_plain_text(files):
     (files / "gen.out").write_text(generated(REFERENCE), encoding="utf-8")
     program(files, "--no-detokenize", "--json", files / "scores.json")
@@ -121,8 +132,8 @@ def test_unusual_characters_stay_in_their_line(tmp_path):
     text = "a\u2028b\u0085c\x0bd"
     (tmp_path / "gen.out").write_text(f"D-0\t-1\t{text}\nD-1\t-1\t\n", encoding="utf-8")
     assert read_hypotheses(tmp_path / "gen.out") == {0: text, 1: ""}
-    (tmp_path / "ref").write_bytes(b"one\r\ntwo\x0cthree\n\nlast")
-    assert read_lines(tmp_path / "ref") == ["one", "two\x0cthree", "", "last"]
+    (tmp_path / "ref").write_bytes(b"one\r\ntwo\x0cthree\rfour\n\nlast")
+    assert read_lines(tmp_path / "ref") == ["one", "two\x0cthree\rfour", "", "last"]
 
 
 @pytest.mark.parametrize(

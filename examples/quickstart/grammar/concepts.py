@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-WOMEN = tuple("woman girl queen sister aunt mother widow grandmother princess actress witch".split())
-MEN = tuple("man boy king brother uncle father son grandfather prince monk knight".split())
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+WOMEN = _words("woman girl queen sister aunt mother widow grandmother princess actress witch")
+MEN = _words("man boy king brother uncle father son grandfather prince monk knight")
 PERSONS = (*WOMEN, *MEN, "child")
-NAMES = tuple("Anna Emma Julia Laura David Martin Oskar Paul".split())
-ANIMALS = tuple("dog cat horse bird cow bear lion mouse wolf fox rabbit elephant goat duck".split())
+NAMES = _words("Anna Emma Julia Laura David Martin Oskar Paul")
+ANIMALS = _words("dog cat horse bird cow bear lion mouse wolf fox rabbit elephant goat duck")
 READABLE = ("book", "newspaper", "novel", "poem")
 CLOTHES = ("hat", "coat", "shirt")
 DEVICES = ("lamp", "computer", "radio")
@@ -84,8 +89,8 @@ WHERE = {
 }
 
 DIRECTIONS = {
-    "into": tuple("garden kitchen forest city house castle church office village hotel library".split()),
-    "to": tuple("station market school church castle hotel museum hospital library".split()),
+    "into": _words("garden kitchen forest city house castle church office village hotel library"),
+    "to": _words("station market school church castle hotel museum hospital library"),
 }
 
 # Adjectives: QUALITIES stand before the noun in French, TRAITS after it.
@@ -97,26 +102,30 @@ QUALITIES = {
     "place": ("old", "new", "small", "big", "beautiful"),
 }
 TRAITS = {
-    "person": tuple("tired happy sad rich famous sick lazy brave strong clever strange".split()),
-    "animal": tuple("black white grey tired dangerous strong sick lazy".split()),
-    "thing": tuple("red green blue yellow black white expensive heavy dirty clean strange".split()),
+    "person": _words("tired happy sad rich famous sick lazy brave strong clever strange"),
+    "animal": _words("black white grey tired dangerous strong sick lazy"),
+    "thing": _words("red green blue yellow black white expensive heavy dirty clean strange"),
     "mass": ("cold", "warm", "expensive"),
-    "place": tuple("modern dark empty clean dirty famous quiet".split()),
+    "place": _words("modern dark empty clean dirty famous quiet"),
 }
-ADJECTIVES = tuple(
-    dict.fromkeys(word for table in (QUALITIES, TRAITS) for row in table.values() for word in row)
-)
+ADJECTIVES = tuple(dict.fromkeys(word for table in (QUALITIES, TRAITS) for row in table.values() for word in row))
 NOT_PREDICATIVE = ("new",)  # French says "neuf" or "nouveau" here, which English does not tell apart
 COLOURS = ("black", "white", "grey", "red", "green", "blue", "yellow")
 NOT_COMPARED = ("new", "good", "bad", "empty", *COLOURS)
 
 
+_KINDS = {
+    **dict.fromkeys(THINGS, "thing"),
+    **dict.fromkeys(PERSONS, "person"),
+    **dict.fromkeys(ANIMALS, "animal"),
+    **dict.fromkeys(MASS, "mass"),
+    **dict.fromkeys(PLACES, "place"),
+}
+
+
 def kind_of(noun: str) -> str:
     """The class of a noun: person, animal, mass, place or thing."""
-    for kind, members in (("person", PERSONS), ("animal", ANIMALS), ("mass", MASS), ("place", PLACES)):
-        if noun in members:
-            return kind
-    return "thing"
+    return _KINDS[noun]
 
 
 @dataclass(frozen=True)
@@ -130,7 +139,7 @@ class Frame:
 
 
 LIVING = (*PERSONS, *ANIMALS)
-ANYTHING = (*LIVING, *THINGS)
+ANYTHING = (*LIVING, *THINGS, *PLACES)
 FRAMES = {
     **{verb: Frame(LIVING) for verb in ("sleep", "swim", "wait", "wake up", "get up", "fall asleep", "stay")},
     **{verb: Frame() for verb in ("work", "laugh", "dance", "sing", "cry", "smile", "arrive", "return")},
@@ -171,15 +180,12 @@ FRAMES = {
     "follow": Frame(LIVING, LIVING),
     "listen to": Frame(PERSONS, PERSONS),
     "answer": Frame(PERSONS, PERSONS),
-    **{
-        verb: Frame(PERSONS, PORTABLE, recipient=True)
-        for verb in ("give", "show", "send", "lend", "give back")
-    },
+    **{verb: Frame(PERSONS, PORTABLE, recipient=True) for verb in ("give", "show", "send", "lend", "give back")},
     "bring": Frame(PERSONS, (*PORTABLE, *SNACKS, *MASS), recipient=True),
 }
 # Verbs that go with "with"/"without" somebody, with "for" somebody, and verbs that take no place.
-COMPANY = tuple("work dance sing laugh swim eat drink visit stay arrive return wait".split())
-BENEFIT = tuple("buy draw write sing work carry open close repair wash steal dance find".split())
+COMPANY = _words("work dance sing laugh swim eat drink visit stay arrive return wait")
+BENEFIT = _words("buy draw write sing work carry open close repair wash steal dance find")
 NOWHERE = ("arrive", "return", "go", "run", "come", "visit", "believe", "give back", "tidy up", "love")
 # Verbs that make no sense as an infinitive after try, begin or forget.
 UNINTENDED = ("arrive", "lose", "break", "love", "fall asleep", "stay", "wake up", "see", "hear", "return")
@@ -200,5 +206,5 @@ TIME_WORDS = {
     "perfect": ("today",),
     "future": ("tomorrow", "soon"),
 }
-DAYS = tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split())
+DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 FREQUENCIES = ("often", "always", "sometimes")

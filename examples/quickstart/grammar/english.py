@@ -24,7 +24,6 @@ from .meaning import (
     agreement,
 )
 
-
 _BACK = "give back"  # "gives him back the hat"
 
 
@@ -87,10 +86,7 @@ def _relative(phrase: Noun) -> list[str]:
     relative: Relative | None = phrase.relative
     if relative is None:
         return []
-    if phrase.noun not in PERSONS:
-        pronoun = "that"
-    else:
-        pronoun = "who" if relative.role == "subject" else "whom"
+    pronoun = "that" if phrase.noun not in PERSONS else "who" if relative.role == "subject" else "whom"
     return [pronoun, *_clause(relative.clause)]
 
 
@@ -100,10 +96,7 @@ def _verb(verb: str, form: str) -> list[str]:
     if verb == _BACK:
         particle = []
     if form == "3s":
-        if base == "go" or base.endswith(("ch", "sh", "ss", "x")):
-            word = base + "es"
-        else:
-            word = _y_to_i(base) + "s"
+        word = base + "es" if base == "go" or base.endswith(("ch", "sh", "ss", "x")) else _y_to_i(base) + "s"
     elif form in ("past", "participle"):
         regular = base + "d" if base.endswith("e") else _y_to_i(base).removesuffix("e") + "ed"
         word = lexicon.PAST.get(base, (regular, regular))[form == "participle"]

@@ -71,9 +71,7 @@ def elide(words: list[str]) -> str:
     """Joins words: "le homme" → "l'homme", "si il" → "s'il"; commas lean on the word before."""
     text = ""
     for word, following in zip(words, [*words[1:], ""], strict=True):
-        if following and (
-            (word in _ELIDED and starts_with_vowel(following)) or (word == "si" and following == "il")
-        ):
+        if following and ((word in _ELIDED and starts_with_vowel(following)) or (word == "si" and following == "il")):
             text += word[:-1] + "'"
         else:
             text += word + " "
@@ -83,9 +81,7 @@ def elide(words: list[str]) -> str:
 def _contract(preposition: str, words: list[str]) -> list[str]:
     """`preposition` before a noun phrase: de + le → du, à + les → aux; not where "le" is elided."""
     *before, last = preposition.split(" ")
-    joined = {("de", "le"): "du", ("de", "les"): "des", ("à", "le"): "au", ("à", "les"): "aux"}.get(
-        (last, words[0])
-    )
+    joined = {("de", "le"): "du", ("de", "les"): "des", ("à", "le"): "au", ("à", "les"): "aux"}.get((last, words[0]))
     if joined and not (words[0] == "le" and starts_with_vowel(words[1])):
         return [*before, joined, *words[1:]]
     return [*before, last, *words]
@@ -174,10 +170,7 @@ def _relative(phrase: Noun) -> list[str]:
     if phrase.relative is None:
         return []
     clause = phrase.relative.clause
-    if phrase.relative.role == "subject":
-        pronoun = ["qui"]
-    else:
-        pronoun = ["à", "qui"] if _Verb(clause.verb).indirect else ["que"]
+    pronoun = ["qui"] if phrase.relative.role == "subject" else ["à", "qui"] if _Verb(clause.verb).indirect else ["que"]
     return [*pronoun, *_clause(clause)]
 
 

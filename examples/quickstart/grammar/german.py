@@ -50,19 +50,17 @@ RELATIVE = {
 
 def sentence(meaning: Sentence) -> str:
     """The German sentence: cased, with its final mark."""
-    if isinstance(meaning, Question):
-        words = _question(meaning)
-    else:
-        words = _main(meaning)
+    words = _question(meaning) if isinstance(meaning, Question) else _main(meaning)
     text = _punctuate(words)
     return text[0].upper() + text[1:] + ("?" if isinstance(meaning, Question) else ".")
 
 
 def _punctuate(words: list[str]) -> str:
-    """Joins words. Clauses bring a comma at either end: two in a row are one, and none stands at the sentence's ends."""
+    """Joins words. Clauses bring a comma at either end: two in a row are one, and none
+    stands at the sentence's ends or after "und" and "aber"."""
     kept: list[str] = []
     for word in words:
-        if word == "," and (not kept or kept[-1] == ","):
+        if word == "," and (not kept or kept[-1] in (",", "und", "aber")):
             continue
         kept.append(word)
     if kept[-1] == ",":
@@ -270,9 +268,7 @@ def _objects(clause: Clause) -> tuple[list[str], list[str]]:
 def _negation(clause: Clause) -> list[str]:
     if clause.polarity != "not":
         return []
-    taken_by_kein = (
-        isinstance(clause.direct, Noun) and clause.direct.det in ("a", "mass") and not clause.control
-    )
+    taken_by_kein = isinstance(clause.direct, Noun) and clause.direct.det in ("a", "mass") and not clause.control
     return [] if taken_by_kein else ["nicht"]
 
 

@@ -2,8 +2,8 @@
 
 A noun is "gender singular plural [genitive]": the genitive is given where it is not singular + s (masculine, neuter);
 "weak" marks nouns that take their plural form in every case but the nominative singular (der Junge, den Jungen).
-A verb is "infinitive 3rd-person-present preterite participle", all without the separable prefix; the prefix stands first
-with a bar ("auf|machen"), "sein" marks the perfect with sein, "dat" an object in the dative.
+A verb is "infinitive 3rd-person-present preterite participle", all without the separable prefix; the prefix stands
+first with a bar ("auf|machen"), "sein" marks the perfect with sein, "dat" an object in the dative.
 """
 
 from __future__ import annotations
@@ -194,8 +194,13 @@ VERBS = {
 
 # first person singular where it is not infinitive - en + e
 FIRST_PERSON = {
-    **{"know": "weiß", "can": "kann", "must": "muss", "want": "will", "be": "bin"},
-    **{"smile": "lächle", "feed": "füttere"},
+    "know": "weiß",
+    "can": "kann",
+    "must": "muss",
+    "want": "will",
+    "be": "bin",
+    "smile": "lächle",
+    "feed": "füttere",
 }
 
 # adjective -> (predicative, stem before an ending, comparative)
@@ -266,12 +271,22 @@ POSSESSIVES = {"my": "mein", "his": "sein", "her": "ihr", "our": "unser", "their
 
 TIMES = {"today": "heute", "now": "jetzt", "yesterday": "gestern", "tomorrow": "morgen", "soon": "bald"}
 DAYS = {
-    **{"Monday": "Montag", "Tuesday": "Dienstag", "Wednesday": "Mittwoch", "Thursday": "Donnerstag"},
-    **{"Friday": "Freitag", "Saturday": "Samstag", "Sunday": "Sonntag"},
+    "Monday": "Montag",
+    "Tuesday": "Dienstag",
+    "Wednesday": "Mittwoch",
+    "Thursday": "Donnerstag",
+    "Friday": "Freitag",
+    "Saturday": "Samstag",
+    "Sunday": "Sonntag",
 }
 FREQUENCIES = {"often": "oft", "always": "immer", "sometimes": "manchmal", "never": "nie"}
 LINKS = {
-    **{"that": "dass", "whether": "ob", "because": "weil", "if": "wenn", "while": "während"},
-    **{"and": "und", "but": "aber"},
+    "that": "dass",
+    "whether": "ob",
+    "because": "weil",
+    "if": "wenn",
+    "while": "während",
+    "and": "und",
+    "but": "aber",
 }
 QUESTION_WORDS = {"where": "wo", "when": "wann", "why": "warum"}

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 PLURALS = {
-    **{"man": "men", "woman": "women", "child": "children", "witch": "witches", "actress": "actresses"},
-    **{"princess": "princesses", "mouse": "mice", "wolf": "wolves", "fox": "foxes", "church": "churches"},
-    **{"knife": "knives", "city": "cities", "library": "libraries"},
+    "man": "men",
+    "woman": "women",
+    "child": "children",
+    "witch": "witches",
+    "actress": "actresses",
+    "princess": "princesses",
+    "mouse": "mice",
+    "wolf": "wolves",
+    "fox": "foxes",
+    "church": "churches",
+    "knife": "knives",
+    "city": "cities",
+    "library": "libraries",
 }
 
 # verb -> (past, past participle) where they do not end in "ed"; a particle ("up") is not part of the key
@@ -49,15 +59,14 @@ PAST = {
 COMPARATIVES = {
     **{word: word + "er" for word in ("old", "young", "small", "rich", "sick", "strong", "clever")},
     **{word: word + "er" for word in ("cold", "warm", "clean", "dark", "quiet")},
-    **{
-        "big": "bigger",
-        "happy": "happier",
-        "sad": "sadder",
-        "lazy": "lazier",
-        "brave": "braver",
-        "dirty": "dirtier",
-    },
-    **{"strange": "stranger", "heavy": "heavier"},
+    "big": "bigger",
+    "happy": "happier",
+    "sad": "sadder",
+    "lazy": "lazier",
+    "brave": "braver",
+    "dirty": "dirtier",
+    "strange": "stranger",
+    "heavy": "heavier",
 }
 
 OBJECT_PRONOUNS = {"I": "me", "we": "us", "he": "him", "she": "her"}

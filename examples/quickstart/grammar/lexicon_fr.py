@@ -273,12 +273,22 @@ TIMES = {
     "soon": "bientôt",
 }
 DAYS = {
-    **{"Monday": "lundi", "Tuesday": "mardi", "Wednesday": "mercredi", "Thursday": "jeudi"},
-    **{"Friday": "vendredi", "Saturday": "samedi", "Sunday": "dimanche"},
+    "Monday": "lundi",
+    "Tuesday": "mardi",
+    "Wednesday": "mercredi",
+    "Thursday": "jeudi",
+    "Friday": "vendredi",
+    "Saturday": "samedi",
+    "Sunday": "dimanche",
 }
 FREQUENCIES = {"often": "souvent", "always": "toujours", "sometimes": "parfois"}
 LINKS = {
-    **{"that": "que", "whether": "si", "because": "parce que", "if": "si", "while": "pendant que"},
-    **{"and": "et", "but": "mais"},
+    "that": "que",
+    "whether": "si",
+    "because": "parce que",
+    "if": "si",
+    "while": "pendant que",
+    "and": "et",
+    "but": "mais",
 }
 QUESTION_WORDS = {"where": "où", "when": "quand", "why": "pourquoi"}

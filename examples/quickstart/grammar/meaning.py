@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Determiners of a Noun. "mass" is a noun without article ("cold milk"); "owner" is "the king's"; "number" uses `numeral`.
+# Determiners of a Noun. "mass": no article ("cold milk"); "owner": "the king's"; "number": the words of `numeral`.
 POSSESSIVES = ("my", "his", "her", "our", "their")
 DETERMINERS = ("the", "a", "this", "every", "some", "many", "number", "mass", "owner", *POSSESSIVES)
 PLURAL_DETERMINERS = ("some", "many", "number")
@@ -102,10 +102,10 @@ class Time:
 class Clause:
     """One finite clause.
 
-    kind "verb": `subject` `verb` with `direct` and `recipient`, under an optional `modal` (can, must, want) or `control`
-    verb (try, begin, forget); kind "be": `subject` is `adjective` (`degree` None, "very" or "more", the latter with
-    `than`); kind "there": there is/are `subject`. `polarity` is "yes", "not" or "never"; `places` follow the objects.
-    `front` ("time", "place" or None) names what stands first in the clause; "place" moves the last of `places`.
+    kind "verb": `subject` `verb` with `direct` and `recipient`, under an optional `modal` (can, must, want) or
+    `control` verb (try, begin, forget); kind "be": `subject` is `adjective` (`degree` None, "very" or "more", the
+    latter with `than`); kind "there": there is/are `subject`. `polarity` is "yes", "not" or "never"; `places` follow
+    the objects. `front` ("time", "place" or None) names what stands first; "place" moves the last of `places`.
     """
 
     subject: Phrase | Gap | None

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-_EN_UNITS = (
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_EN_UNITS = _words(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
     " eighteen nineteen"
-).split()
-_EN_TENS = "zero ten twenty thirty forty fifty sixty seventy eighty ninety".split()
-_DE_UNITS = (
+)
+_EN_TENS = _words("zero ten twenty thirty forty fifty sixty seventy eighty ninety")
+_DE_UNITS = _words(
     "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn"
     " achtzehn neunzehn"
-).split()
-_DE_TENS = "null zehn zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
-_FR_UNITS = (
+)
+_DE_TENS = _words("null zehn zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig")
+_FR_UNITS = _words(
     "zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze quinze seize dix-sept dix-huit"
     " dix-neuf"
-).split()
-_FR_TENS = "zéro dix vingt trente quarante cinquante soixante".split()
+)
+_FR_TENS = _words("zéro dix vingt trente quarante cinquante soixante")
 
 
 def _check(number: int) -> None:
@@ -49,7 +54,7 @@ def german(number: int) -> str:
 
 
 def french(number: int, feminine: bool = False) -> str:
-    """91 → "quatre-vingt-onze", 21 → "vingt et un" ("vingt et une" before a feminine noun). ValueError outside 0..999."""
+    """91 → "quatre-vingt-onze", 21 → "vingt et un" ("vingt et une" before a feminine). ValueError outside 0..999."""
     _check(number)
     if number >= 100:
         hundreds, rest = divmod(number, 100)

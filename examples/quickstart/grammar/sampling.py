@@ -18,7 +18,6 @@ from dataclasses import replace
 from . import concepts
 from .concepts import FRAMES, kind_of
 from .meaning import (
-    POSSESSIVES,
     Adverbial,
     Both,
     Clause,
@@ -27,33 +26,21 @@ from .meaning import (
     Joined,
     Name,
     Noun,
-    Phrase,
     Place,
     Pronoun,
     Question,
     Relative,
     Sentence,
-    Time,
 )
-
-_VERBS = tuple(FRAMES)
-_NUMERALS = tuple(
-    number for number in range(2, 1000) if number % 100 != 1
-)  # German wavers before "hundertein"
+from .phrases import PhraseSampler
 
 
-class Sampler:
+class Sampler(PhraseSampler):
     """Draws from `rng`. `deep` asks for long sentences: more clauses, and clauses within clauses."""
 
     def __init__(self, rng: random.Random, deep: bool = False):
-        self.rng = rng
+        super().__init__(rng)
         self.deep = deep
-
-    def _chance(self, probability: float) -> bool:
-        return self.rng.random() < probability
-
-    def _weighted(self, **weights: float) -> str:
-        return self.rng.choices(list(weights), list(weights.values()))[0]
 
     # ------------------------------------------------------------------------------------------- sentences
 
@@ -64,20 +51,23 @@ class Sampler:
             if kind == "question":
                 return self._question()
             if kind == "joined":
-                left, right = self._clause(front=True), self._clause(front=True)
-                return Joined(left, self.rng.choice(("and", "but")), right)
+                return self._join(
+                    self._clause(front=True), self._part() if self._chance(0.3) else self._clause(front=True)
+                )
             if kind == "adverbial":
                 return self._adverbial(front=True)
             if kind == "statement":
                 return self._statement(2 if self._chance(0.1) else 1)
             return self._clause(front=True)
-        parts = [self._long_part() for _ in range(self.rng.choice((1, 2, 2, 3)))]
-        sentence = parts[0]
-        for part in parts[1:]:
-            sentence = Joined(sentence, self.rng.choice(("and", "but")), part)
+        sentence = self._part()
+        for _ in range(self.rng.choice((0, 1, 1, 2))):
+            sentence = self._join(sentence, self._part())
         return sentence
 
-    def _long_part(self) -> Clause | Adverbial:
+    def _join(self, left: Clause | Adverbial | Joined, right: Clause | Adverbial) -> Joined:
+        return Joined(left, self.rng.choice(("and", "but")), right)
+
+    def _part(self) -> Clause | Adverbial:
         kind = self._weighted(clause=30, statement=40, adverbial=30)
         if kind == "adverbial":
             return self._adverbial(front=True)
@@ -174,11 +164,7 @@ class Sampler:
                 polarity = "not"
         limited = polarity != "yes"
         subject = hole if role == "subject" else self._subject(frame.subject, limited or question, allow_we)
-        if (
-            isinstance(subject, Noun)
-            and not (limited or question or gap)
-            and self._chance(0.3 if self.deep else 0.1)
-        ):
+        if isinstance(subject, Noun) and not (limited or question or gap) and self._chance(0.3 if self.deep else 0.1):
             subject = self._with_relative(subject)
         has_relative = isinstance(subject, Noun) and subject.relative is not None
         if has_relative and polarity == "never":
@@ -190,31 +176,31 @@ class Sampler:
             clause, heavy = self._maybe_heavy(clause)
         if not heavy:
             clause = self._add_places(clause, frame)
-        timed = not (gap or has_relative and limited)
+        timed = not (gap or (has_relative and limited))
         if timed and self._chance(0.4):
-            if self._chance(0.35) and polarity == "yes" and not has_relative and not control:
+            # "always" and the like turn a French past into an imparfait or not, as the speaker sees it: not with a past
+            habit = tense != "past" or verb in concepts.STATES or modal
+            if self._chance(0.35) and polarity == "yes" and habit and not (has_relative or control):
                 return replace(clause, frequency=self.rng.choice(concepts.FREQUENCIES))
             first = front and self._chance(0.55)
             if first or not (heavy or control):
                 clause = replace(clause, time=self._time(tense), front="time" if first else None)
-        if front and clause.front is None and clause.places and not frame.towards and self._chance(0.35):
-            if clause.places[-1].prep in concepts.WHERE and not control and not modal:
-                clause = replace(clause, front="place")
+        movable = clause.front is None and clause.places and clause.places[-1].prep in concepts.WHERE
+        if front and movable and not (control or modal) and self._chance(0.35):
+            clause = replace(clause, front="place")
         return clause
 
     def _verb_for(self, role: str | None, hole: Gap | None, tense: str) -> str:
-        while True:
-            verb = self.rng.choice(_VERBS)
-            frame = FRAMES[verb]
+        fitting = []
+        for verb, frame in FRAMES.items():
             if tense == "perfect" and verb in concepts.STATES:
                 continue
             if role == "subject" and hole.noun not in frame.subject:
                 continue
-            if role == "direct" and (
-                frame.recipient or frame.direct is None or hole.noun not in frame.direct
-            ):
+            if role == "direct" and (frame.recipient or hole.noun not in (frame.direct or ())):
                 continue
-            return verb
+            fitting.append(verb)
+        return self.rng.choice(fitting)
 
     def _helper(self, verb: str, tense: str) -> tuple[str, str | None, str | None]:
         """(tense, modal, control): a modal has no perfect or future here, and only "want" has a past."""
@@ -265,9 +251,9 @@ class Sampler:
         """Gives a nominal object a relative clause, where nothing has to follow it."""
         direct, recipient = clause.direct, clause.recipient
         fits = isinstance(direct, Noun) and direct.det not in ("mass", "every")
-        if fits and (recipient is None or isinstance(recipient, Pronoun)) and clause.polarity == "yes":
-            if self._chance(0.3 if self.deep else 0.16):
-                return replace(clause, direct=self._with_relative(direct)), True
+        fits = fits and (recipient is None or isinstance(recipient, Pronoun)) and clause.polarity == "yes"
+        if fits and self._chance(0.3 if self.deep else 0.16):
+            return replace(clause, direct=self._with_relative(direct)), True
         return clause, False
 
     def _add_places(self, clause: Clause, frame) -> Clause:
@@ -305,9 +291,14 @@ class Sampler:
         kind = kind_of(subject.noun) if isinstance(subject, Noun) else "person"
         words = (*concepts.QUALITIES[kind], *concepts.TRAITS[kind])
         adjective = self.rng.choice([word for word in words if word not in concepts.NOT_PREDICATIVE])
-        degree, than = self.rng.choice((None, None, "very")), None
-        if adjective not in concepts.NOT_COMPARED and not question and self._chance(0.3):
-            same = {"person": concepts.PERSONS, "animal": concepts.ANIMALS, "mass": concepts.MASS, "place": concepts.PLACES}
+        degree, than = self.rng.choice((None, "very")), None
+        if adjective not in concepts.NOT_COMPARED and not question and self._chance(0.45):
+            same = {
+                "person": concepts.PERSONS,
+                "animal": concepts.ANIMALS,
+                "mass": concepts.MASS,
+                "place": concepts.PLACES,
+            }
             degree, than = "more", self._noun(self.rng.choice(same.get(kind, concepts.THINGS)), definite=True)
         clause = Clause(subject, "be", kind="be", tense=tense, adjective=adjective, degree=degree, than=than)
         if not question and not than and self._chance(0.2):
@@ -322,135 +313,14 @@ class Sampler:
             )
         return clause
 
-    # --------------------------------------------------------------------------------------------- phrases
-
-    def _subject(self, nouns: tuple[str, ...], definite: bool = False, allow_we: bool = True) -> Phrase:
-        persons = any(noun in concepts.PERSONS for noun in nouns)
-        kind = self._weighted(noun=60, pronoun=25, name=10, pair=5)
-        if kind == "pronoun" and persons:
-            return Pronoun(self.rng.choice(("he", "she", "I", "we") if allow_we else ("he", "she")))
-        if kind == "name" and persons:
-            return Name(self.rng.choice(concepts.NAMES))
-        if kind == "pair":
-            pair = self._pair(nouns)
-            if pair:
-                return pair
-        noun = self._noun_for(nouns)
-        return self._noun(noun, definite=definite or noun in concepts.MASS, subject=True)
-
-    def _pair(self, nouns: tuple[str, ...]) -> Both | None:
-        """Two different nouns of one kind, or two names; None where the frame has too few."""
-        first, second = (self._noun_for(nouns) for _ in range(2))
-        if first == second or kind_of(first) != kind_of(second) or first in concepts.MASS:
-            return None
-        if kind_of(first) == "person" and self._chance(0.4):
-            return Both(*(Name(name) for name in self.rng.sample(concepts.NAMES, 2)))
-        return Both(Noun(first, self._pair_det()), Noun(second, self._pair_det()))
-
-    def _pair_det(self) -> str:
-        return "the" if self._chance(0.7) else self.rng.choice(POSSESSIVES)
-
-    def _pronoun(self, whos: list[str], subject: Phrase | Gap) -> Pronoun:
-        """An object pronoun; not one of the speaker's group where the speaker is the subject."""
-        if isinstance(subject, Pronoun) and subject.who in ("I", "we"):
-            whos = ["he", "she"]
-        return Pronoun(self.rng.choice(whos))
-
-    def _person(self, subject: Phrase | Gap) -> Phrase:
-        """Somebody to give to or to work with: definite, so that "not" has one scope."""
-        kind = self._weighted(noun=55, pronoun=30, name=15)
-        if kind == "pronoun":
-            return self._pronoun(["he", "she", "I", "we"], subject)
-        if kind == "name":
-            return Name(self.rng.choice(concepts.NAMES))
-        return self._noun(self.rng.choice(concepts.PERSONS), definite=True, simple=True)
-
-    def _noun_for(self, nouns: tuple[str, ...]) -> str:
-        """A noun; kinds of nouns weigh alike, so that the few animals are as frequent as the many things."""
-        kinds = sorted({kind_of(noun) for noun in nouns})
-        kind = self.rng.choice(kinds)
-        return self.rng.choice([noun for noun in nouns if kind_of(noun) == kind])
-
-    def _noun(
-        self, noun: str, definite: bool = False, det: str = "", subject: bool = False, simple: bool = False
-    ) -> Noun:
-        """`definite`: with the, this, a possessive or an owner; `simple`: the bare determiner and noun, mostly."""
-        mass = noun in concepts.MASS
-        if not det and mass:
-            det = (
-                self._weighted(the=4, this=1, my=1, owner=1)
-                if definite
-                else self._weighted(mass=5, the=3, this=1)
-            )
-        elif not det and definite:
-            det = self._weighted(the=12, this=3, possessive=6, owner=3)
-        elif not det:
-            det = self._weighted(
-                the=36,
-                a=18,
-                this=8,
-                possessive=12,
-                owner=8,
-                every=3 if subject else 1,
-                some=5,
-                many=4,
-                number=14,
-            )
-        if det in ("possessive", "my"):
-            det = self.rng.choice(POSSESSIVES)
-        plural = det in ("some", "many", "number")
-        if not mass and det in ("the", "this", "owner", *POSSESSIVES):
-            plural = self._chance(0.3)
-        phrase = Noun(noun, det, plural)
-        if det == "number":
-            phrase = replace(phrase, numeral=self._numeral())
-        if det == "owner":
-            phrase = replace(phrase, owner=self._owner(noun))
-        return phrase if simple and self._chance(0.7) else self._adorn(phrase)
-
-    def _numeral(self) -> int:
-        return self.rng.choice(range(2, 100)) if self._chance(0.85) else self.rng.choice(_NUMERALS)
-
-    def _owner(self, noun: str) -> Noun | Name:
-        if self._chance(0.35):
-            return Name(self.rng.choice(concepts.NAMES))
-        owner = self.rng.choice([person for person in concepts.PERSONS if person != noun])
-        det = "the" if self._chance(0.6) else self.rng.choice(("this", *POSSESSIVES))
-        quality = self.rng.choice(concepts.QUALITIES["person"]) if self._chance(0.2) else None
-        return Noun(owner, det, quality=quality)
-
-    def _adorn(self, phrase: Noun) -> Noun:
-        kind = kind_of(phrase.noun)
-        quality = self.rng.choice(concepts.QUALITIES[kind]) if self._chance(0.27) else None
-        trait = self.rng.choice(concepts.TRAITS[kind]) if self._chance(0.27) else None
-        return replace(phrase, quality=quality, trait=trait)
-
     def _with_relative(self, phrase: Noun) -> Noun:
         """Adds a relative clause, except to "the king's dog" (whose would it be?)."""
         if phrase.det == "owner":
             return phrase
         gap = Gap(phrase.noun, phrase.plural)
         possible = ["subject"] if phrase.noun in concepts.LIVING else []
-        if any(FRAMES[verb].direct and phrase.noun in FRAMES[verb].direct for verb in _VERBS):
+        if any(phrase.noun in (frame.direct or ()) for frame in FRAMES.values() if not frame.recipient):
             possible.append("direct")
         role = self.rng.choice(possible)
         tense = self._weighted(present=50, past=25, perfect=25)
         return replace(phrase, relative=Relative(role, self._clause(tense, gap=(role, gap))))
-
-    def _place_noun(self, nouns: tuple[str, ...]) -> Noun:
-        noun = self.rng.choice(nouns)
-        det = self._weighted(the=14, this=2, a=2, possessive=3, owner=2)
-        phrase = self._noun(noun, det=det, simple=True)
-        return replace(phrase, plural=False)
-
-    def _where(self) -> Place:
-        prep = self._weighted(**{"in": 10, "behind": 2, "in front of": 2, "under": 2, "next to": 3, "on": 2})
-        return Place(prep, self._place_noun(concepts.WHERE[prep]))
-
-    def _time(self, tense: str) -> Time:
-        kind = self._weighted(word=5, day=3, clock=2)
-        if kind == "word" or tense == "perfect":
-            return Time("word", self.rng.choice(concepts.TIME_WORDS[tense]))
-        if kind == "day":
-            return Time("day", self.rng.choice(concepts.DAYS))
-        return Time("clock", self.rng.randint(1, 12))

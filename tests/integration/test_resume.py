@@ -1,0 +1,74 @@
+"""Four updates, a new start and four more are eight updates, bit for bit, and checkpoints carry stock's names."""
+
+import pytest
+import runs
+import torch
+
+VARIANTS = {
+    "baseline": ("baseline_tiny", []),
+    "learned": ("baseline_tiny", ["--position-encoding", "learned"]),
+    "none": ("baseline_tiny", ["--no-token-positional-embeddings"]),
+    "roformer": ("roformer_tiny", []),
+    "dynamic-ntk": (
+        "roformer_tiny",
+        ["--rope-scaling", "dynamic-ntk", "--rope-scaling-factor", 2, "--rope-train-length", 4],
+    ),
+}
+DROPOUT = ["--dropout", 0.2, "--attention-dropout", 0.1, "--activation-dropout", 0.1, "--encoder-layerdrop", 0.2]
+QUIET = ["--disable-validation", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", 3, "--clip-norm", 1.0]
+
+
+def assert_equal(a, b, where="state"):
+    """Whether two saved states are the same, tensors bit for bit."""
+    assert type(a) is type(b), where
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert list(a) == list(b), where
+        for key in a:
+            assert_equal(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), where
+        for index, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_equal(x, y, f"{where}[{index}]")
+    else:
+        assert a == b, where
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_two_halves_are_the_whole(digits, tmp_path, name):
+    arch, flags = VARIANTS[name]
+    flags = [*flags, *DROPOUT, *QUIET]
+    runs.train(digits, tmp_path / "whole", arch, *flags, updates=8)
+    runs.train(digits, tmp_path / "halves", arch, *flags, updates=4)
+    half = runs.checkpoint(tmp_path / "halves")
+    result = runs.train(digits, tmp_path / "halves", arch, *flags, updates=8)
+    assert "(epoch 1 @ 4 updates)" in result.log
+    whole, halves = (runs.checkpoint(tmp_path / folder) for folder in ("whole", "halves"))
+    # Not one epoch: the second half starts within the first epoch and ends in the second.
+    assert half["extra_state"]["train_iterator"]["epoch"] == 1
+    assert whole["extra_state"]["train_iterator"]["epoch"] == 2
+    assert_equal(halves["model"], whole["model"])
+    assert_equal(halves["last_optimizer_state"], whole["last_optimizer_state"])
+    assert_equal(halves["extra_state"]["train_iterator"], whole["extra_state"]["train_iterator"])
+    assert halves["optimizer_history"][-1]["num_updates"] == whole["optimizer_history"][-1]["num_updates"] == 8
+    assert not torch.equal(half["model"]["decoder.layers.1.fc1.bias"], whole["model"]["decoder.layers.1.fc1.bias"])
+
+
+def test_names_in_checkpoints_are_stock_s(digits, tmp_path):
+    """Stock's `transformer` and both families save the same names and shapes; learned positions add stock's two."""
+    flags = ["--share-all-embeddings", "--disable-validation"]
+    shapes = {}
+    for name, arch, extra in (
+        ("stock", "transformer", []),
+        ("baseline", "baseline_tiny", []),
+        ("roformer", "roformer_tiny", []),
+        ("stock learned", "transformer", ["--encoder-learned-pos", "--decoder-learned-pos"]),
+        ("learned", "roformer_tiny", ["--position-encoding", "learned"]),
+    ):
+        runs.train(digits, tmp_path / name, arch, *flags, *extra, updates=1)
+        shapes[name] = {key: tuple(value.shape) for key, value in runs.parameters(tmp_path / name).items()}
+    assert list(shapes["stock"].items()) == list(shapes["baseline"].items()) == list(shapes["roformer"].items())
+    assert list(shapes["stock learned"].items()) == list(shapes["learned"].items())
+    more = set(shapes["learned"]) - set(shapes["roformer"])
+    assert more == {"encoder.embed_positions.weight", "decoder.embed_positions.weight"}
