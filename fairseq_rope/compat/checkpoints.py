@@ -102,7 +102,8 @@ def _what_is_wrong(error):
     if refused:
         name = next(group for group in refused.groups() if group)
         return f"carries an object of the forbidden type {name}, which was not loaded"
-    reason = " ".join(str(error).split("\n")[0].split())[:200] or type(error).__name__
+    # torch says what it found behind a paragraph of advice
+    reason = str(error).split("WeightsUnpickler error:")[-1].strip().split("\n")[0][:200] or type(error).__name__
     return f"is damaged or not a checkpoint ({reason})"
 
 

@@ -2,9 +2,18 @@
 
 The baseline's checkpoint is relabelled as one of stock's `transformer`, so every flag is tried on the same weights;
 the RoFormer, which has no such twin, is held to what each flag says.
+
+What stock 0.12.3 itself cannot do, whatever the model:
+    --print-step ends with KeyError: 'steps', except with the iterative decoders of non-autoregressive models;
+    --replace-unk without a file takes its own default, "@@ ", for a file name, and generate demands raw text for it;
+    --diverse-beam-groups ends with an IndexError if a sentence of a batch ends at the first step (hence --min-len);
+    --no-repeat-ngram-size 1 bars nothing; --match-source-len counts the source's end, so one word more than it has;
+    --sampling needs --nbest = --beam; the hub's `.score` needs a language model.
 """
 
+import itertools
 import math
+import re
 
 import helpers
 import pytest
@@ -24,12 +33,12 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
-    """{name: checkpoint} of both families after 60 updates, and of `stock`: the baseline's weights in stock's model."""
+    """{name: checkpoint} of both families after 80 updates, and of `stock`: the baseline's weights in stock's model."""
     folder = tmp_path_factory.mktemp("trained")
     for name in BOTH:
         runs.train(
-            data, folder / name, f"{name}_tiny", "--validate-interval", 100, "--save-interval", 100, "--lr", 0.01,
-            "--lr-scheduler", "inverse_sqrt", "--warmup-updates", 10, updates=60,
+            data, folder / name, f"{name}_tiny", "--validate-interval", 100, "--save-interval", 100,
+            "--label-smoothing", 0, "--max-tokens", 1000, "--lr-scheduler", "inverse_sqrt", "--warmup-updates", 10, updates=80,
         )  # fmt: skip
     state = runs.checkpoint(folder / "baseline")
     state["cfg"]["model"].arch = state["cfg"]["model"]._name = "transformer"
@@ -77,17 +86,17 @@ def test_length_limit_by_source_length(data, trained, name):
 FLAGS = {
     "plain": [],
     "prefix and hard alignment": ["--prefix-size", 2, "--print-alignment"],
-    "soft alignment and steps": ["--print-alignment", "soft", "--print-step"],
+    "soft alignment": ["--print-alignment", "soft"],
     "unknown words": ["--unkpen", -20],
-    "penalties": ["--lenpen", 2, "--no-repeat-ngram-size", 1, "--nbest", 2, "--temperature", 0.9, "--unkpen", 3],
+    "penalties": ["--lenpen", 2, "--no-repeat-ngram-size", 2, "--nbest", 2, "--temperature", 0.9, "--unkpen", 3],
     "source length": ["--match-source-len"],
-    "diverse groups": ["--beam", 4, "--nbest", 4, "--diverse-beam-groups", 2, "--diverse-beam-strength", 0.4],
+    "diverse groups": ["--beam", 4, "--nbest", 4, "--diverse-beam-groups", 2, "--min-len", 2],
     "diverse siblings": ["--beam", 4, "--nbest", 4, "--diversity-rate", 0.5],
-    "sampling": ["--sampling", "--sampling-topk", 5, "--seed", 3],
+    "sampling": ["--sampling", "--sampling-topk", 5, "--nbest", 2, "--seed", 3],
     "reference": ["--score-reference"],
     "aligned reference": ["--score-reference", "--print-alignment"],
     "all dropout": ["--retain-dropout", "--seed", 5],
-    "some dropout": ["--retain-dropout", "--retain-dropout-modules", "TransformerEncoderLayer", "--seed", 5],
+    "some dropout": ["--retain-dropout", "--retain-dropout-modules", "TransformerEncoderLayerBase", "--seed", 5],
     "quiet": ["--quiet"],
 }
 
@@ -102,7 +111,8 @@ def _longer(out, plain):
     length = [sum(len(row) for rows in words(text, "H").values() for row in rows[:1]) for text in (out, plain)]
     assert length[0] != length[1]
     for rows in words(out, "H").values():
-        assert len(rows) == 2 and all(len(set(row)) == len(row) and "<unk>" not in row for row in rows)
+        pairs = [list(itertools.pairwise(row)) for row in rows]
+        assert len(rows) == 2 and all(len(set(row)) == len(row) for row in pairs)
 
 
 def _unknown(out, plain):
@@ -111,7 +121,7 @@ def _unknown(out, plain):
 
 def _source_length(out, plain):
     source = words(out, "S")
-    assert all(len(rows[0]) == len(source[i][0]) for i, rows in words(out, "H").items())
+    assert all(len(rows[0]) == len(source[i][0]) + 1 for i, rows in words(out, "H").items())
 
 
 def _four(out, plain):
@@ -156,8 +166,6 @@ def test_flag(data, trained, plain, name):
         assert score[0] == score[1]
     else:
         runs.assert_same_lines(ours.out, stock.out)
-    if "--print-step" in FLAGS[name]:
-        assert runs.lines(ours.out, "I") == runs.lines(stock.out, "I") and runs.lines(ours.out, "I")
     if name in CHECKS:
         for model, text in (("baseline", ours.out), ("roformer", short(data, trained["roformer"], *FLAGS[name]).out)):
             CHECKS[name](text, plain[model])
@@ -169,13 +177,16 @@ def plain(data, trained):
 
 
 def test_dropout_is_retained_in_the_named_modules_only(data, trained, plain):
-    """Names are stock's classes; a seed repeats a sample, and a name that no module has retains nothing."""
+    """A seed repeats a sample, and a name that no module has retains nothing.
+
+    Layers go by the names of fairseq's documentation; stock 0.12.3 itself has renamed them (…LayerBase), which works
+    here too, since fairseq looks whether a module's name occurs in the text of the flag.
+    """
     flags = ["--retain-dropout", "--seed", 5, "--retain-dropout-modules"]
-    attention = short(data, trained["roformer"], *flags, "TransformerDecoderLayer", "TransformerEncoder")
-    again = short(data, trained["roformer"], *flags, "TransformerDecoderLayer", "TransformerEncoder")
-    assert runs.lines(attention.out) == runs.lines(again.out) != runs.lines(plain["roformer"])
-    assert "Enabling dropout during inference for module: TransformerDecoderLayer" in attention.log
-    assert "Enabling dropout during inference for module: TransformerEncoderLayer" not in attention.log
+    some, again = (short(data, trained["roformer"], *flags, "TransformerDecoderLayer") for _ in range(2))
+    assert runs.lines(some.out) == runs.lines(again.out) != runs.lines(plain["roformer"])
+    enabled = re.findall(r"Enabling dropout during inference for module: (\S+)", some.log)
+    assert any("layers" in name for name in enabled) and all(name.startswith("decoder") for name in enabled)
     nothing = short(data, trained["roformer"], *flags, "NoSuchModule")
     runs.assert_same_lines(nothing.out, plain["roformer"])
 
@@ -244,15 +255,19 @@ def test_interactive(data, trained, name):
         runs.assert_same_lines(interactive(data, trained["stock"], text).out, plain.out)
 
 
-def test_unknown_words_are_replaced(data, trained):
-    """--replace-unk with --print-alignment, as stock; without alignments stock has nothing to replace by."""
+def test_unknown_words_are_replaced(data, trained, tmp_path):
+    """--replace-unk with --print-alignment, as stock: by the aligned source word, or by what a file has for it."""
     text = "three owl two\nowl\n"
-    flags = ["--unkpen", -20, "--print-alignment"]
-    without = {name: interactive(data, trained[name], text, *flags).out for name in ("stock", *BOTH)}
-    replaced = {name: interactive(data, trained[name], text, *flags, "--replace-unk").out for name in without}
-    runs.assert_same_lines(replaced["baseline"], replaced["stock"], "HA")
-    for name in BOTH:
-        assert "<unk>" in without[name] and "<unk>" not in "".join(map(str, runs.lines(replaced[name], "H")))
+    flags = ["--unkpen", -20, "--print-alignment", "--replace-unk"]
+    table = tmp_path / "alignments.txt"
+    table.write_text("owl eule\nthree drei\n", encoding="utf-8")
+    for replacement in ("", table):
+        outputs = {name: interactive(data, trained[name], text, *flags, replacement).out for name in ("stock", *BOTH)}
+        runs.assert_same_lines(outputs["baseline"], outputs["stock"], "HA")
+        for name in BOTH:
+            hypotheses = words(outputs[name], "H")
+            assert "<unk>" not in str(hypotheses)
+            assert set(hypotheses[1][0]) <= ({"eule"} if replacement else {"owl"}) | {"<eos>"}
 
 
 def test_ensembles(data, trained):

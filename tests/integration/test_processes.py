@@ -89,6 +89,9 @@ def _model(path):
 def _checkpoint(path):
     from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 
+    from fairseq_rope import compat
+
+    compat.apply()  # torch>=2.6 loads fairseq's checkpoints only with the mends
     return load_checkpoint_to_cpu(str(path))
 
 

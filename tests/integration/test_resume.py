@@ -1,4 +1,4 @@
-"""Four updates, a new start and four more are eight updates, bit for bit, and checkpoints carry stock's names."""
+"""Three updates, a new start and three more are six updates, bit for bit, and checkpoints carry stock's names."""
 
 import pytest
 import runs
@@ -39,11 +39,11 @@ def assert_equal(a, b, where="state"):
 def test_two_halves_are_the_whole(digits, tmp_path, name):
     arch, flags = VARIANTS[name]
     flags = [*flags, *DROPOUT, *QUIET]
-    runs.train(digits, tmp_path / "whole", arch, *flags, updates=8)
-    runs.train(digits, tmp_path / "halves", arch, *flags, updates=4)
+    runs.train(digits, tmp_path / "whole", arch, *flags, updates=6)
+    runs.train(digits, tmp_path / "halves", arch, *flags, updates=3)
     half = runs.checkpoint(tmp_path / "halves")
-    result = runs.train(digits, tmp_path / "halves", arch, *flags, updates=8)
-    assert "(epoch 1 @ 4 updates)" in result.log
+    result = runs.train(digits, tmp_path / "halves", arch, *flags, updates=6)
+    assert "(epoch 1 @ 3 updates)" in result.log
     whole, halves = (runs.checkpoint(tmp_path / folder) for folder in ("whole", "halves"))
     # Not one epoch: the second half starts within the first epoch and ends in the second.
     assert half["extra_state"]["train_iterator"]["epoch"] == 1
@@ -51,7 +51,7 @@ def test_two_halves_are_the_whole(digits, tmp_path, name):
     assert_equal(halves["model"], whole["model"])
     assert_equal(halves["last_optimizer_state"], whole["last_optimizer_state"])
     assert_equal(halves["extra_state"]["train_iterator"], whole["extra_state"]["train_iterator"])
-    assert halves["optimizer_history"][-1]["num_updates"] == whole["optimizer_history"][-1]["num_updates"] == 8
+    assert halves["optimizer_history"][-1]["num_updates"] == whole["optimizer_history"][-1]["num_updates"] == 6
     assert not torch.equal(half["model"]["decoder.layers.1.fc1.bias"], whole["model"]["decoder.layers.1.fc1.bias"])
 
 

@@ -138,8 +138,11 @@ def test_load_state_never_executes(tmp_path, legacy, mmap):
     torch.save({"model": Payload(proof)}, path, _use_new_zipfile_serialization=not legacy)
     with pytest.raises(CheckpointError, match="mkdir"):
         load_state(path, mmap=mmap)
-    path.write_bytes(pickle.dumps(Payload(proof)))
+    path.write_bytes(pickle.dumps(Payload(proof), protocol=2))
     with pytest.raises(CheckpointError, match="mkdir"):
+        load_state(path, mmap=mmap)
+    path.write_bytes(pickle.dumps(Payload(proof)))  # a newer protocol than torch reads at all
+    with pytest.raises(CheckpointError, match=r"not a checkpoint \(Unsupported operand"):
         load_state(path, mmap=mmap)
     assert not proof.exists()
 
