@@ -4,9 +4,14 @@ fairseq imports this package when a program is given ``--user-dir fairseq_rope``
 fairseq (:mod:`fairseq_rope.compat`) come first; then the models register themselves.
 """
 
+import logging
+
 __version__ = "0.1.0"
 
 if __name__ == "fairseq_rope":
+    # fairseq's text-to-speech task says at import that tensorboardX is missing; nothing here uses it.
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+
     from fairseq_rope import compat
 
     compat.apply()

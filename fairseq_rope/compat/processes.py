@@ -105,7 +105,12 @@ def _arrange_on_cpu(options, launch):
         return 0
     if options.distributed_world_size == torch.cuda.device_count() and not _names_world_size(sys.argv):
         options.distributed_world_size = 1  # fairseq's default is the number of GPUs, but --cpu uses none
-    if options.distributed_world_size <= 1:
+    world_size, rank = options.distributed_world_size, options.distributed_rank
+    if world_size < 1:
+        raise UserError(f"--distributed-world-size {world_size}: it must be at least 1")
+    if not 0 <= rank < world_size:
+        raise UserError(f"--distributed-rank {rank}: it must be from 0 to {world_size - 1} (world size - 1)")
+    if world_size == 1:
         # stock would start min(number of GPUs, 1) = 0 processes for a given init method, and train nothing
         options.distributed_no_spawn = True
         return 0
@@ -114,13 +119,13 @@ def _arrange_on_cpu(options, launch):
             raise UserError(
                 "--distributed-init-method on the CPU is for one process a rank: add --distributed-no-spawn "
                 "(and --distributed-rank R to each), or leave out --distributed-init-method, and the one "
-                f"command starts all {options.distributed_world_size} ranks"
+                f"command starts all {world_size} ranks"
             )
-        return options.distributed_world_size
+        return world_size
     if options.distributed_init_method is None:
         if options.distributed_port <= 0:
             raise UserError(
-                f"{options.distributed_world_size} processes with --distributed-no-spawn must meet: give "
+                f"{world_size} processes with --distributed-no-spawn must meet: give "
                 "--distributed-init-method tcp://HOST:PORT, or --distributed-port PORT on one machine"
             )
         options.distributed_init_method = f"tcp://127.0.0.1:{options.distributed_port}"

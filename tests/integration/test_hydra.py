@@ -27,7 +27,7 @@ def compose(*overrides):
 
     hydra_init("config")
     folder = os.path.join(os.path.dirname(fairseq.__file__), "config")
-    with initialize_config_dir(folder, version_base=None):
+    with initialize_config_dir(folder):  # no version_base, as fairseq: another one would stay for the whole process
         cfg = compose("config", overrides=[f"hydra.searchpath=[file://{CONFIG}]", *TASK, *overrides])
     add_defaults(cfg)
     return OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))

@@ -112,12 +112,15 @@ def test_by_hand_meets_at_a_port():
             ("--distributed-world-size", "2", "--distributed-init-method", "tcp://h:1"),
             "--distributed-no-spawn",
         ),
+        (("--distributed-world-size", "0"), "at least 1"),
+        (("--distributed-world-size", "2", "--distributed-rank", "2"), "from 0 to 1"),
         (("--ddp-backend", "slowmo"), "slowmo needs the package fairscale"),
         (("--ddp-backend", "fully_sharded"), "legacy_ddp"),
         (("--zero-sharding", "os"), "--zero-sharding none"),
     ],
 )
 def test_refused_in_words(monkeypatch, given, named):
+    monkeypatch.setattr(sys, "argv", ["fairseq-train", *given])
     monkeypatch.setattr(processes.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=named):
         arranged(*given)
