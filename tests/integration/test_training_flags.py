@@ -276,8 +276,8 @@ def test_patience(digits, tmp_path):
 
 def test_stock_checkpoints_go_on_as_baseline(digits, tmp_path):
     """--finetune-from-model and --restore-file of a stock `transformer` checkpoint: as if stock itself went on."""
-    tie = "--share-all-embeddings"
-    runs.train(digits, tmp_path / "stock", "transformer", *SGD, "--momentum", 0.5, tie)
+    tie, momentum = "--share-all-embeddings", [*SGD, "--lr", 0.1, "--momentum", 0.5]
+    runs.train(digits, tmp_path / "stock", "transformer", *momentum, tie)
     last = tmp_path / "stock" / "checkpoint_last.pt"
     for flag, updates in (("--finetune-from-model", 2), ("--restore-file", 4)):
         for name, arch in (("ours", "baseline_tiny"), ("theirs", "transformer")):
