@@ -3,6 +3,9 @@
 # folder of the checkout, and RECIPE, the name that error messages begin with.
 
 export LC_ALL=C PYTHONUTF8=1 PYTHONUNBUFFERED=1
+# A torch thread that waits for another lets go of its core. Spinning, the default, makes training several times slower
+# on a machine that has anything else to do.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 
 PROGRESS_SECONDS=${PROGRESS_SECONDS:-8}
 STAGE=0
