@@ -182,7 +182,7 @@ score() {
 }
 
 samples() {
-    paste -d '\n' "raw/test.$SRC" "raw/test.$TGT" "test.$TGT" | head -n 15 |
+    paste -d '\n' <(sed 5q "raw/test.$SRC") <(sed 5q "raw/test.$TGT") <(sed 5q "test.$TGT") |
         sed "1~3s/^/\n  $SRC          /; 2~3s/^/  reference   /; 3~3s/^/  translation /" >samples.tmp
     mv samples.tmp samples.txt
 }

@@ -1,7 +1,13 @@
 """Flags that a model cannot have are refused when it is built, in one sentence with the values and what is valid."""
 
+import re
+
+import helpers
 import pytest
 import runs
+from fairseq import options, tasks
+
+from fairseq_rope.errors import UserError
 
 AVAILABLE = "is not available in this release; available:"
 POSITIONS = f"{AVAILABLE} sinusoidal, learned, none, rope"
@@ -48,9 +54,21 @@ BASELINE = [
     + [(("roformer_tiny", "baseline_tiny")[i % 2], *row) for i, row in enumerate(BOTH)],
 )
 def test_refused(digits, tmp_path, arch, flags, message):
-    result = runs.train(digits, tmp_path / "run", arch, *flags, check=False)
+    """fairseq-train's own way from flags to a model, without the rest of the program."""
+    args = options.parse_args_and_arch(
+        options.get_training_parser(), [str(arg) for arg in helpers.train_args(digits, tmp_path, arch, *flags)]
+    )
+    task = tasks.setup_task(args)
+    with pytest.raises(UserError, match=re.escape(message)) as refused:
+        task.build_model(args)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("arch", "flags", "message"), [("roformer_tiny", *ROPE[0]), ("baseline_tiny", *BOTH[0])])
+def test_refused_by_the_program(digits, tmp_path, arch, flags, message):
+    result = runs.train(digits, tmp_path, arch, *flags, check=False)
     assert message in runs.reason(result)
-    assert not list((tmp_path / "run").glob("*.pt"))
+    assert not list(tmp_path.glob("*.pt"))
 
 
 def test_scalar_quantisation_noise_on_a_cpu(digits, tmp_path, monkeypatch):

@@ -213,7 +213,6 @@ def test_each_position_encoding(digits, tmp_path, arch, flag, keys):
     result = runs.train(digits, tmp_path, arch, "--position-encoding", flag)
     assert f"positions: encoder {flag}, decoder {flag}" in result.log
     assert len([name for name in runs.parameters(tmp_path) if "embed_positions.weight" in name]) == keys
-    assert len(helpers.hypotheses(runs.generate(digits, tmp_path).out)) == 20
     family = {"sinusoidal": "baseline_tiny", "rope": "roformer_tiny"}.get(flag)
     if family:  # the flag and the preset are one thing
         runs.train(digits, tmp_path / "family", family)
@@ -281,10 +280,10 @@ def test_stock_checkpoints_go_on_as_baseline(digits, tmp_path):
     last = tmp_path / "stock" / "checkpoint_last.pt"
     for flag, updates in (("--finetune-from-model", 2), ("--restore-file", 4)):
         for name, arch in (("ours", "baseline_tiny"), ("theirs", "transformer")):
-            result = runs.train(digits, tmp_path / flag / name, arch, tie, flag, last, updates=updates)
+            result = runs.train(digits, tmp_path / flag / name, arch, *momentum, tie, flag, last, updates=updates)
             assert f"Loaded checkpoint {last}" in result.log
         ours, theirs = (runs.checkpoint(tmp_path / flag / name) for name in ("ours", "theirs"))
-        runs.assert_close(ours["model"], theirs["model"], tolerance=1e-4)
+        runs.assert_close(ours["model"], theirs["model"])
         assert ours["optimizer_history"][-1]["num_updates"] == updates
         assert ours["cfg"]["model"]._name == "baseline_tiny"
 
