@@ -5,6 +5,7 @@ from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor
 
 from fairseq_rope.attention import refuse_torchscript
+from fairseq_rope.errors import UserError
 from fairseq_rope.layers import TransformerDecoderLayer
 from fairseq_rope.stack import build_positions, wrap_layer
 
@@ -150,6 +151,16 @@ class TransformerDecoder(TransformerDecoderBase):
         if not full_context:
             keep = keep & torch.ones_like(itself).tril()[-query_len:]
         return keep | itself[-query_len:]  # (batch, 1, query_len, tgt_len)
+
+    def get_normalized_probs(self, net_output, log_probs, sample=None):
+        """Probabilities (or their logarithms) of the output layer's result, as in stock.
+
+        Raises:
+            UserError: in training with adaptive softmax; only the criterion ``adaptive_loss`` computes its loss.
+        """
+        if self.training and self.adaptive_softmax is not None:
+            raise UserError("--adaptive-softmax-cutoff is trained with --criterion adaptive_loss and with no other")
+        return super().get_normalized_probs(net_output, log_probs, sample)
 
     def max_positions(self):
         """Longest target in tokens that the position encoding can place."""

@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import gc
 import logging
 import sys
 from pathlib import Path
@@ -11,6 +12,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import helpers
 
+import fairseq_rope  # noqa: F401  with fairseq, once for all tests
+
+# Importing fairseq leaves half a million objects that live as long as the tests; collections need not look at them.
+gc.collect()
+gc.freeze()
 torch.set_num_threads(1)
 logging.getLogger("matplotlib").setLevel(logging.WARNING)
 

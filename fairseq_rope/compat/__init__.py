@@ -25,13 +25,14 @@ def mends():
         one_line,
         precision,
         processes,
+        search,
         user_dir,
         validate,
     )
 
     # Order matters at a run's start: what is wrapped last comes first, so inputs are checked before processes
     # are started, and precision corrects the configuration before bad_input reads it.
-    modules = (one_line, user_dir, checkpoints, batching, processes, precision, validate, fit, bad_input)
+    modules = (one_line, user_dir, checkpoints, batching, processes, precision, validate, fit, bad_input, search)
     return [mend for module in modules for mend in module.MENDS]
 
 

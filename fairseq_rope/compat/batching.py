@@ -54,6 +54,25 @@ def _refuse_empty_sets():
         return iterator
 
 
+def _explain_long_sentences():
+    from fairseq.tasks.fairseq_task import FairseqTask
+
+    @wrap(FairseqTask, "filter_indices_by_size")
+    def filter_indices_by_size(stock):
+        def keep(*args, **kwargs):
+            try:
+                return stock(*args, **kwargs)
+            except Exception as error:
+                if type(error) is not Exception:  # stock raises the bare class for a sentence, and only for that
+                    raise
+                raise UserError(
+                    f"a sentence is too long: {error}, or raise --max-source-positions and --max-target-positions "
+                    "if the model has no limit of its own"
+                ) from error
+
+        return keep
+
+
 MENDS = [
     Mend(
         name="last batch",
@@ -66,5 +85,10 @@ MENDS = [
         name="empty sets",
         reason="a set without sentences ends stock fairseq with an IndexError or a division by zero",
         apply=_refuse_empty_sets,
+    ),
+    Mend(
+        name="long sentences",
+        reason="a sentence above the length limit ends stock fairseq with a traceback",
+        apply=_explain_long_sentences,
     ),
 ]

@@ -1,5 +1,9 @@
 """Says in one line why a checkpoint does not fit the dictionary or the model in use."""
 
+import os
+
+from fairseq_rope.checkpoint_files import structure
+from fairseq_rope.compat.checkpoints import load_state
 from fairseq_rope.compat.mend import Mend
 from fairseq_rope.compat.wrap import wrap
 from fairseq_rope.errors import UserError
@@ -60,6 +64,26 @@ def _explain_model():
         return load
 
 
+# Options that change what a model computes without changing a parameter's name or shape.
+_UNSEEN = ("position_encoding", "encoder_attention_heads", "decoder_attention_heads")
+
+
+def _same_function(filename, model_cfg):
+    """Refuse to go on with a checkpoint whose parameters fit, but whose model computed something else."""
+    if not os.path.isfile(filename):
+        return  # a first start, or an address that fairseq's PathManager knows
+    before = structure(load_state(filename, mmap=True))
+    now = structure({"cfg": {"model": model_cfg}})
+    for name in _UNSEEN:
+        if before and before.get(name) != now.get(name):
+            flag = "--" + name.replace("_", "-")
+            raise UserError(
+                f"cannot continue from {filename}: it was trained with {flag} {before.get(name, 'not given')}, this "
+                f"run has {now.get(name, 'not given')}; use another --save-dir, or start from its weights with "
+                "--finetune-from-model"
+            )
+
+
 def _explain_resume():
     from fairseq.trainer import Trainer
 
@@ -67,6 +91,8 @@ def _explain_resume():
     def load_checkpoint(stock):
         def load(self, filename, *args, **kwargs):
             try:
+                if not (args[0] if args else kwargs.get("reset_optimizer", False)):
+                    _same_function(filename, self.cfg.model)
                 return stock(self, filename, *args, **kwargs)
             except UserError:
                 raise
@@ -88,7 +114,8 @@ MENDS = [
     ),
     Mend(
         name="reason for not resuming",
-        reason="stock's trainer hides why a checkpoint could not be loaded",
+        reason="stock's trainer hides why a checkpoint could not be loaded, and goes on with one of another position "
+        "encoding or number of heads, whose parameters fit by name and shape",
         apply=_explain_resume,
     ),
 ]

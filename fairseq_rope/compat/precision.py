@@ -9,6 +9,7 @@ import torch
 from fairseq_rope.compat.mend import Mend
 from fairseq_rope.compat.start import before_run
 from fairseq_rope.compat.wrap import wrap
+from fairseq_rope.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,17 @@ def _undo_tpu():
         return "torch_xla is installed, so --bf16 keeps fairseq's meaning: run on TPUs"
     before_run(_no_tpu)
     return None
+
+
+def _needs_gpu(cfg, program):
+    common = cfg.common
+    on_cpu = common.cpu or not torch.cuda.is_available()
+    if program == "train" and common.fp16 and not common.memory_efficient_fp16 and on_cpu:
+        raise UserError("--fp16 needs a GPU; on the CPU use --bf16 or --memory-efficient-fp16, or leave it out")
+
+
+def _refuse_fp16_on_cpu():
+    before_run(_needs_gpu)
 
 
 def _ask_for_bfloat16(cfg, program):
@@ -57,6 +69,11 @@ def _load_in_bfloat16():
 
 
 MENDS = [
+    Mend(
+        name="fp16 on the CPU",
+        reason="stock ends in a traceback that says torch was not compiled with CUDA",
+        apply=_refuse_fp16_on_cpu,
+    ),
     Mend(
         name="bf16 without TPU",
         reason="stock's --bf16 turns on TPU mode at the end of option parsing, then fails on CPU and on GPU",
