@@ -14,8 +14,8 @@ BEST = re.compile(r"checkpoint\.best_(.+)_(-?\d+(?:\.\d*)?)\.pt")
 # Options that decide what a model computes with given parameters. Everything else may differ between
 # checkpoints of one run (data folder, dropout, learning rate after a restart).
 _STRUCTURE = re.compile(
-    r"arch|(encoder|decoder)_(layers|embed_dim|ffn_embed_dim|attention_heads|normalize_before|learned_pos|"
-    r"input_dim|output_dim)|activation_fn|layernorm_embedding|no_token_positional_embeddings|no_scale_embedding|"
+    r"arch|(encoder|decoder)_(layers|embed_dim|ffn_embed_dim|attention_heads|normalize_before|"
+    r"input_dim|output_dim)|activation_fn|layernorm_embedding|no_scale_embedding|"
     r"cross_self_attention|no_cross_attention|adaptive_input|share_.*embed.*|"
     r"position_encoding|rope_.+|tupe_.+|relative_.+|residual_attention"
 )
@@ -67,7 +67,21 @@ def structure(state):
     options = _flat(_plain((state.get("cfg") or {}).get("model")) or _plain(state.get("args")) or {})
     if "arch" not in options and "_name" in options:
         options["arch"] = options["_name"]
+    if "encoder_layers" in options:
+        options["position_encoding"] = _position_encoding(options)
+    if options.get("position_encoding") != "rope":  # recorded, but not read
+        options = {name: value for name, value in options.items() if not name.startswith("rope_")}
     return {name: value for name, value in options.items() if value is not None and _STRUCTURE.fullmatch(name)}
+
+
+def _position_encoding(options):
+    """The encoding that was asked for, or that stock's flags stand for, so that both forms compare equal."""
+    if options.get("position_encoding") is not None:
+        return options["position_encoding"]
+    if options.get("no_token_positional_embeddings"):
+        return "none"
+    sides = ["learned" if options.get(f"{stack}_learned_pos") else "sinusoidal" for stack in ("encoder", "decoder")]
+    return sides[0] if sides[0] == sides[1] else f"{sides[0]} (encoder) and {sides[1]} (decoder)"
 
 
 def choose(inputs, epochs=None, updates=None, best=None, upper_bound=None, load=None):
@@ -109,6 +123,9 @@ def choose(inputs, epochs=None, updates=None, best=None, upper_bound=None, load=
         raise UserError(f"{flag} must be at least 1, not {number}")
     folder = inputs[0] if len(inputs) == 1 and Path(inputs[0]).is_dir() else None
     if folder is None and kind != "best":
+        missing = [path for path in inputs if not Path(path).exists()]
+        if missing:
+            raise UserError(f"there is no folder {missing[0]}")
         raise UserError(f"{flag} needs one folder as --inputs, not {' '.join(inputs)}")
     where = f"in {folder}" if folder else "among the files given"
     if kind == "best":

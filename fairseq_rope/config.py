@@ -138,9 +138,29 @@ def _check_values(cfg):
             raise UserError(f"{flag(name)} needs --residual-init admin, but it is {cfg.residual_init}")
 
 
+def _check_effect(cfg):
+    """Refuse options that nothing reads with the position encodings in use."""
+    in_use = {cfg.position_encoding_of("encoder"), cfg.position_encoding_of("decoder")}
+    readers = {"rope_": {"rope"}, "tupe_": {"tupe-a", "tupe-r"}, "relative_": {"tupe-r"}}
+    for name, option in RopeTransformerConfig.__dataclass_fields__.items():
+        for prefix, encodings in readers.items():
+            value = getattr(cfg, name) if name.startswith(prefix) else option.default
+            if value != option.default and not in_use & encodings:
+                raise UserError(
+                    f"{flag(name)} {value} has no effect with --position-encoding {' and '.join(sorted(in_use))}; it "
+                    f"is read by {' and '.join(sorted(encodings))}"
+                )
+
+
 def _check_sizes(cfg):
+    for name in ("dropout", "attention_dropout", "activation_dropout"):
+        if not 0 <= getattr(cfg, name) <= 1:
+            raise UserError(f"{flag(name)} {getattr(cfg, name)} is no probability; it must lie between 0 and 1")
     for stack in ("encoder", "decoder"):
         sizes = getattr(cfg, stack)
+        for name in ("layers", "embed_dim", "ffn_embed_dim"):
+            if getattr(sizes, name) < 1:
+                raise UserError(f"--{stack}-{name.replace('_', '-')} must be at least 1, not {getattr(sizes, name)}")
         if sizes.attention_heads < 1 or sizes.embed_dim % sizes.attention_heads:
             raise UserError(
                 f"--{stack}-attention-heads {sizes.attention_heads} does not divide "
@@ -191,6 +211,13 @@ def _check_stock_flags(cfg):
         if getattr(cfg, name):
             raise UserError(f"{flag(name)} is not supported: {why}")
     for stack in ("encoder", "decoder"):
+        kept = getattr(cfg, stack).layers_to_keep
+        if kept is not None and not isinstance(kept, str):  # as a flag; from --model-overrides it is a string
+            text = ",".join(map(str, kept))
+            raise UserError(
+                f"--{stack}-layers-to-keep {text} prunes a trained model while it is loaded: give it to "
+                f"fairseq-generate as --model-overrides \"{{'{stack}_layers_to_keep': '{text}'}}\""
+            )
         if getattr(cfg, stack).xformers_att_config:
             raise UserError(
                 f"--{stack}-xformers-att-config is not supported: attention is torch's "
@@ -212,5 +239,6 @@ def check(cfg: RopeTransformerConfig):
     """Raise a UserError, in one sentence that names the values and what is allowed, if ``cfg`` cannot be built."""
     _check_values(cfg)
     _check_positions(cfg)
+    _check_effect(cfg)
     _check_sizes(cfg)
     _check_stock_flags(cfg)

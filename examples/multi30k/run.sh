@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Multi30k: image captions, raw text to BLEU. The size of a run, its folder and its seed come from the environment.
+# shellcheck disable=SC2317  # the functions of the stages are called by name
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 ROOT=$(cd "$HERE/../.." && pwd)
@@ -128,14 +129,18 @@ score() {
     merge_scores scores.json test_2016=test_2016.json test_2017=test_2017.json
 }
 
-say "Multi30k $PAIR, $FULL_ARCH, SIZE=$SIZE, seed $SEED, $MAX_EPOCH epochs, in $OUT"
-stage "raw text" raw collect
-stage "normalise, tokenise, BPE" subwords subwords
-stage "binarise" data-bin binarize
-stage "train" train.done train
-stage "average the last epochs" average.pt average
-stage "translate with beam 4" generate.done translate_all
-stage "score" scores.json score
-print_scores scores.json
-say "training took $(sed -n 's/.*done training in \([0-9]*\).*/\1/p' train.log | awk '{ t += $1 } END { print t }') s"
-say "scores: $OUT/scores.json, translations: $OUT/test_201[67].$TGT, model: $OUT/average.pt"
+# Read as a whole before it starts: bash would stumble over a script that changes (git pull) while it runs.
+main() {
+    say "Multi30k $PAIR, $FULL_ARCH, SIZE=$SIZE, seed $SEED, $MAX_EPOCH epochs, in $OUT"
+    stage "raw text" raw collect
+    stage "normalise, tokenise, BPE" subwords subwords
+    stage "binarise" data-bin binarize
+    stage "train" train.done train
+    stage "average the last epochs" average.pt average
+    stage "translate with beam 4" generate.done translate_all
+    stage "score" scores.json score
+    print_scores scores.json
+    say "training took $(sed -n 's/.*done training in \([0-9]*\).*/\1/p' train.log | awk '{ t += $1 } END { print t }') s"
+    say "scores: $OUT/scores.json, translations: $OUT/test_201[67].$TGT, model: $OUT/average.pt"
+}
+main; exit

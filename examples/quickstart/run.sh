@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Quick start: a generated corpus (or your own), a small RoFormer, its translations and their scores.
+# shellcheck disable=SC2317  # the functions of the stages are called by name
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 ROOT=$(cd "$HERE/../.." && pwd)
@@ -16,7 +17,7 @@ usage: bash scripts/quickstart.sh [options]
   --pair SRC-TGT   en-de or en-fr; with --data any two language codes (default: en-de)
   --data DIR       translate your own text: DIR/{train,valid,test}.SRC and .TGT, or with the endings .src and .tgt;
                    UTF-8, one sentence a line, not tokenised. If there is a test_long, it is scored too.
-  --updates N      length of the training (default: 1000)
+  --updates N      length of the training (default: 900)
   --out DIR        folder of the run (default: quickstart-out, in the checkout)
   --keep           keep the training checkpoints; without it, all but the averaged model are removed at the end
   -h, --help       this text
@@ -27,7 +28,7 @@ need another --out.
 TEXT
 }
 
-ARCH=roformer PAIR=en-de DATA='' UPDATES=1000 OUT=$ROOT/quickstart-out KEEP=''
+ARCH=roformer PAIR=en-de DATA='' UPDATES=900 OUT=$ROOT/quickstart-out KEEP=''
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) help && exit ;;
@@ -192,24 +193,26 @@ picture() {
     mv loss.tmp.png loss.png
 }
 
-say "Quick start: $PAIR, $FULL_ARCH, $UPDATES updates, in $OUT"
-TRAINED=checkpoints/finished
-if [ -e average.pt ]; then TRAINED=average.pt; fi # the checkpoints may have been removed at the end of a run
-stage "corpus" raw corpus
-stage "tokens and subwords (BPE)" subwords subwords
-stage "binarise" data-bin binarize
-stage "train" "$TRAINED" train
-stage "average the last checkpoints" average.pt average
-stage "translate with beam 4" translate.done translate
-stage "score" scores.json score
-stage "sample translations" samples.txt samples
-stage "loss curve" loss.png picture
-[ -n "$KEEP" ] || rm -rf checkpoints
+# Read as a whole before it starts: bash would stumble over a script that changes (git pull) while it runs.
+main() {
+    say "Quick start: $PAIR, $FULL_ARCH, $UPDATES updates, in $OUT"
+    TRAINED=checkpoints/finished
+    if [ -e average.pt ]; then TRAINED=average.pt; fi # the checkpoints may have been removed at the end of a run
+    stage "corpus" raw corpus
+    stage "tokens and subwords (BPE)" subwords subwords
+    stage "binarise" data-bin binarize
+    stage "train" "$TRAINED" train
+    stage "average the last checkpoints" average.pt average
+    stage "translate with beam 4" translate.done translate
+    stage "score" scores.json score
+    stage "sample translations" samples.txt samples
+    stage "loss curve" loss.png picture
+    [ -n "$KEEP" ] || rm -rf checkpoints
 
-cat samples.txt
-say
-print_scores scores.json
-cat <<TEXT
+    cat samples.txt
+    say
+    print_scores scores.json
+    cat <<TEXT
 
 Everything lies in $OUT:
   scores.json        the figures above
@@ -220,3 +223,5 @@ Translate sentences of your own, one a line:
   $(dirname "$PYTHON")/fairseq-interactive '$OUT/data-bin' --user-dir '$ROOT/fairseq_rope' -s $SRC -t $TGT \\
     --path '$OUT/average.pt' --tokenizer moses --bpe subword_nmt --bpe-codes '$OUT/subwords/codes' --beam 4 --lenpen 0.6
 TEXT
+}
+main; exit

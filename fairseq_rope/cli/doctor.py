@@ -1,6 +1,5 @@
 """``fairseq-rope-doctor``: says what this package runs on here, and what could not work."""
 
-import argparse
 import importlib
 import importlib.metadata
 import os
@@ -11,6 +10,7 @@ import torch
 
 import fairseq_rope
 from fairseq_rope import compat
+from fairseq_rope.cli.program import Parser
 from fairseq_rope.compat import versions
 from fairseq_rope.compat.user_dir import usable_user_dir
 
@@ -113,7 +113,7 @@ def report():
 
 def main():
     """Entry point; returns 1 where something cannot work."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="fairseq-rope-doctor",
         description="Print what fairseq_rope runs on: versions, mends of fairseq, architectures, --user-dir.",
     )

@@ -1,5 +1,7 @@
 """Checks the folders and files that a fairseq program is given, before it starts and writes anything."""
 
+import ast
+import difflib
 import os
 import tempfile
 
@@ -27,10 +29,18 @@ def check_run(cfg, program):
         _check_data(cfg.task, splits)
         _check_start(cfg.checkpoint)
         _check_writable("--save-dir", cfg.checkpoint.save_dir)
+        if cfg.common.log_file is not None:
+            _check_writable("--log-file", os.path.dirname(cfg.common.log_file) or ".")
+        if cfg.dataset.max_tokens is None and cfg.dataset.batch_size is None:
+            raise UserError("the size of a batch is missing: give --max-tokens or --batch-size")
     elif program in ("generate", "interactive", "validate"):
         splits = {"generate": cfg.dataset.gen_subset, "validate": cfg.dataset.valid_subset}.get(program, "")
         _check_data(cfg.task, [split for split in splits.split(",") if split])
         _check_models(cfg.common_eval.path)
+        if program == "validate" and len(cfg.common_eval.path.split(os.pathsep)) > 1:
+            raise UserError(f"--path {cfg.common_eval.path}: fairseq-validate takes one checkpoint")
+        _check_overrides(cfg.common_eval.model_overrides)
+        _check_generation(cfg)
         if program == "generate" and cfg.common_eval.results_path is not None:
             _check_writable("--results-path", cfg.common_eval.results_path)
 
@@ -93,6 +103,38 @@ def _check_models(path):
         _check_checkpoint("--path", file)
 
 
+def _check_overrides(text):
+    """``--model-overrides`` is a Python dict; a key that is nearly one of this package's options is a slip."""
+    from fairseq_rope.config import RopeTransformerConfig
+
+    try:
+        overrides = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        overrides = None
+    if not isinstance(overrides, dict):
+        raise UserError(f"--model-overrides {text}: not a Python dict such as \"{{'rope_scaling': 'linear'}}\"")
+    options = list(RopeTransformerConfig.__dataclass_fields__)
+    for key in overrides:
+        close = difflib.get_close_matches(str(key), options, n=1, cutoff=0.75)
+        stock_name = str(key).startswith(("encoder_", "decoder_", "quant_noise_"))
+        if close and key not in options and not stock_name:
+            raise UserError(f"--model-overrides: there is no option {key!r}; {close[0]!r} is meant, perhaps")
+
+
+def _check_generation(cfg):
+    if cfg.generation.beam < 1:
+        raise UserError(f"--beam must be at least 1, not {cfg.generation.beam}")
+    files = {
+        "--lm-path": cfg.generation.lm_path,
+        "--input": None if cfg.interactive.input == "-" else cfg.interactive.input,
+        "--bpe-codes": getattr(cfg.bpe, "bpe_codes", None),
+        "--sentencepiece-model": getattr(cfg.bpe, "sentencepiece_model", None),
+    }
+    for flag, file in files.items():
+        if file is not None and "://" not in file and not os.path.isfile(file):
+            raise UserError(f"{flag} {file}: there is no such file")
+
+
 def _check_start(cfg):
     own = os.path.join(cfg.save_dir, _DEFAULT_RESTORE)
     if cfg.finetune_from_model is not None and not os.path.exists(own):  # else the run goes on from its own
@@ -111,6 +153,8 @@ def _check_checkpoint(flag, path):
         return
     if os.path.isdir(folder) and any(name.startswith((f"{stem}-", f"{stem}_part")) for name in os.listdir(folder)):
         return
+    if os.path.isdir(path):
+        raise UserError(f"{flag} {path} is a folder; give a file such as {os.path.join(path, 'checkpoint_best.pt')}")
     raise UserError(f"{flag} {path}: there is no such checkpoint file")
 
 

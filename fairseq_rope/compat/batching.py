@@ -17,7 +17,10 @@ def _keep_last_batch():
                 indices = np.fromiter(indices, dtype=np.int64, count=-1)
             if len(indices) == 0:
                 return []  # stock looks at the last of no batches
-            batches = list(stock(indices, *args, **kwargs))
+            try:
+                batches = list(stock(indices, *args, **kwargs))
+            except AssertionError as error:  # "sentence at index … of size … exceeds max_tokens limit of …!"
+                raise UserError(f"--max-tokens is too small: {error}") from error
             # Batches are consecutive runs of `indices`, so what stock has cut off is what stands at the end.
             # With fixed shapes (its last argument) nothing is cut off.
             kept = sum(len(run) for run in batches)
@@ -59,18 +62,27 @@ def _explain_long_sentences():
 
     @wrap(FairseqTask, "filter_indices_by_size")
     def filter_indices_by_size(stock):
-        def keep(*args, **kwargs):
+        def keep(self, indices, dataset, max_positions=None, ignore_invalid_inputs=False):
             try:
-                return stock(*args, **kwargs)
+                return stock(self, indices, dataset, max_positions, ignore_invalid_inputs)
             except Exception as error:
                 if type(error) is not Exception:  # stock raises the bare class for a sentence, and only for that
                     raise
-                raise UserError(
-                    f"a sentence is too long: {error}, or raise --max-source-positions and --max-target-positions "
-                    "if the model has no limit of its own"
-                ) from error
+                _, ignored = dataset.filter_indices_by_size(indices, max_positions)
+                raise UserError(_too_long(int(ignored[0]), dataset.size(ignored[0]), max_positions)) from error
 
         return keep
+
+
+def _too_long(sentence, size, limits):
+    both = isinstance(size, tuple | list)
+    given = f"{int(size[0])} source and {int(size[1])} target tokens" if both else f"{int(size)} tokens"
+    allowed = f"{limits[0]} and {limits[1]}" if isinstance(limits, tuple | list) else str(limits)
+    return (
+        f"sentence {sentence} (from 0) has {given}, but at most {allowed} are allowed by --max-source-positions, "
+        "--max-target-positions and the model; raise the flags if the model has no limit of its own, or leave such "
+        "sentences out with --skip-invalid-size-inputs-valid-test"
+    )
 
 
 MENDS = [

@@ -65,7 +65,15 @@ def _explain_model():
 
 
 # Options that change what a model computes without changing a parameter's name or shape.
-_UNSEEN = ("position_encoding", "encoder_attention_heads", "decoder_attention_heads")
+_UNSEEN = (
+    "position_encoding",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+    "rope_base",
+    "rope_scaling",
+    "rope_scaling_factor",
+    "rope_train_length",
+)
 
 
 def _same_function(filename, model_cfg):

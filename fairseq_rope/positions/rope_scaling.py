@@ -41,14 +41,22 @@ class RopeScaling:
                 f"RoPE turns pairs of channels: the head size must be even, but it is {self.head_dim}; "
                 "choose --encoder/decoder-attention-heads so that embedding width / heads is even"
             )
-        if not self.base > 1:
-            raise UserError(f"--rope-base must be above 1, not {self.base}")
+        for name, value in (("--rope-base", self.base), ("--rope-scaling-factor", self.factor)):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise UserError(f"{name} must be a number, not {value!r}")
+        if not (self.base > 1 and math.isfinite(self.base)):
+            raise UserError(f"--rope-base must be above 1 and finite, not {self.base}")
         if not (self.factor >= 1 and math.isfinite(self.factor)):
             raise UserError(f"--rope-scaling-factor must be at least 1, not {self.factor}")
         if self.mode == "none" and self.factor != 1:
             raise UserError(
                 f"--rope-scaling-factor {self.factor} has no effect with --rope-scaling none; "
                 "choose linear, ntk, dynamic-ntk or yarn"
+            )
+        if self.mode not in ("dynamic-ntk", "yarn") and self.train_length is not None:
+            raise UserError(
+                f"--rope-train-length {self.train_length} has no effect with --rope-scaling {self.mode}; "
+                "dynamic-ntk and yarn read it"
             )
         if self.mode in ("dynamic-ntk", "yarn") and not (self.train_length or 0) > 0:
             raise UserError(
