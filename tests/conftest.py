@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import signal
 import sys
 from pathlib import Path
 
@@ -18,6 +19,8 @@ import fairseq_rope  # noqa: F401  with fairseq, once for all tests
 gc.collect()
 gc.freeze()
 torch.set_num_threads(1)
+# A run in the background (nohup, CI) may have been started with Ctrl-C ignored; programs under test shall hear it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 logging.getLogger("matplotlib").setLevel(logging.WARNING)
 
 
