@@ -17,7 +17,7 @@ usage: bash scripts/quickstart.sh [options]
   --pair SRC-TGT   en-de or en-fr; with --data any two language codes (default: en-de)
   --data DIR       translate your own text: DIR/{train,valid,test}.SRC and .TGT, or with the endings .src and .tgt;
                    UTF-8, one sentence a line, not tokenised. If there is a test_long, it is scored too.
-  --updates N      length of the training (default: 900)
+  --updates N      length of the training (default: 800)
   --out DIR        folder of the run (default: quickstart-out, in the checkout)
   --keep           keep the training checkpoints; without it, all but the averaged model are removed at the end
   -h, --help       this text
@@ -28,7 +28,7 @@ need another --out.
 TEXT
 }
 
-ARCH=roformer PAIR=en-de DATA='' UPDATES=900 OUT=$ROOT/quickstart-out KEEP=''
+ARCH=roformer PAIR=en-de DATA='' UPDATES=800 OUT=$ROOT/quickstart-out KEEP=''
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) help && exit ;;
