@@ -36,7 +36,7 @@ ROPE = [
     (["--cross-self-attention"], "use --position-encoding sinusoidal, learned or none"),
     (["--encoder-learned-pos"], "--encoder-learned-pos asks for learned positions, but --position-encoding"),
     (["--encoder-embed-dim", 36, "--decoder-embed-dim", 36], "the head size must be even, but it is 9"),
-    (["--rope-base", 1], "--rope-base must be above 1, not 1.0"),
+    (["--rope-base", 1], "--rope-base must be above 1 and finite, not 1.0"),
     (["--rope-scaling", "linear", "--rope-scaling-factor", 0.5], "--rope-scaling-factor must be at least 1, not 0.5"),
     (["--rope-scaling-factor", 2], "--rope-scaling-factor 2.0 has no effect with --rope-scaling none; choose linear"),
     (["--rope-scaling", "yarn"], "--rope-scaling yarn needs --rope-train-length"),

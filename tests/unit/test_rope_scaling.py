@@ -129,7 +129,7 @@ def test_four_times_the_training_length():
     "values, words",
     [
         ({"head_dim": 5}, "head size must be even, but it is 5"),
-        ({"base": 1.0}, "--rope-base must be above 1, not 1.0"),
+        ({"base": 1.0}, "--rope-base must be above 1 and finite, not 1.0"),
         ({"mode": "linear", "factor": 0.5}, "--rope-scaling-factor must be at least 1, not 0.5"),
         ({"mode": "linear", "factor": float("nan")}, "must be at least 1, not nan"),
         ({"factor": 2.0}, "has no effect with --rope-scaling none"),
