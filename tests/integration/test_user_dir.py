@@ -44,7 +44,7 @@ def probe(user_dir, cwd, installed):
     logging.basicConfig(stream=log, force=True)
     os.chdir(cwd)
     if installed:
-        sys.path.append(installed)
+        sys.path.insert(0, installed)
         import fairseq_rope
     for _ in range(3):
         utils.import_user_module(argparse.Namespace(user_dir=user_dir))
