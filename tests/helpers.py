@@ -13,8 +13,6 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq import checkpoint_utils
-
 ROOT = Path(__file__).resolve().parents[1]
 USER_DIR = str(ROOT / "fairseq_rope")
 DATA = Path(os.environ.get("FAIRSEQ_ROPE_DATA", ROOT.parent / "shared" / "data"))
@@ -58,6 +56,8 @@ class _Collect(logging.Handler):
 
 def run(program, *args, stdin="", check=True):
     """Call ``program`` in this process with ``args``; raises what it raised unless ``check`` is False."""
+    from fairseq import checkpoint_utils  # here, so that fairseq_rope is imported first and quietens it
+
     module = importlib.import_module(MODULES[program])
     entry = getattr(module, "cli_main", None) or module.main
     vars(checkpoint_utils.save_checkpoint).pop("best", None)  # fairseq keeps a run's best score on the function
