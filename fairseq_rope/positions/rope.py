@@ -74,18 +74,20 @@ class GrowingRotation(Rotation):
         self.lengths = lengths
         self.positions = torch.arange(keys, device=lengths.device)
         self.start = start
+        # Every query of the first train_length columns has at most that many tokens behind it, whatever the pads.
+        self.plain = min(max(scaling.train_length - start, 0), lengths.size(1))
+        # A single block (a step of decoding, or a sequence within the training length) is made once for all layers;
+        # one for each of many queries would hold (queries, batch, keys) turns, so those are made anew by each layer.
+        self.kept = list(self._make_blocks()) if lengths.size(1) in (1, self.plain) else None
 
     def blocks(self):
-        query_len = self.lengths.size(1)
-        # Every query of the first train_length columns has at most that many tokens behind it, whatever the pads.
-        plain = min(max(self.scaling.train_length - self.start, 0), query_len)
-        if plain:
-            yield (
-                0,
-                plain,
-                self._turn(phases(self.positions, self.scaling.frequencies(self.lengths.device)), 0, plain),
-            )
-        for query in range(plain, query_len):
+        return self._make_blocks() if self.kept is None else self.kept
+
+    def _make_blocks(self):
+        if self.plain:
+            turns = phases(self.positions, self.scaling.frequencies(self.lengths.device))
+            yield 0, self.plain, self._turn(turns, 0, self.plain)
+        for query in range(self.plain, self.lengths.size(1)):
             turns = phases(self.positions, self.scaling.frequencies_at(self.lengths[:, query]))
             yield query, query + 1, self._turn(turns[:, None], query, query + 1)
 
