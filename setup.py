@@ -28,13 +28,14 @@ setup(
     license="MIT",
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["fairseq_rope", "fairseq_rope.*"]),
-    package_data={"fairseq_rope": ["config/model/*.yaml"]},
+    package_data={"fairseq_rope": ["config/*/*.yaml"]},
     install_requires=STACK + TEXT,
     extras_require={"test": TEST},
     entry_points={
         "console_scripts": [
             "fairseq-rope-average = fairseq_rope.cli.average:main",
             "fairseq-rope-doctor = fairseq_rope.cli.doctor:main",
+            "fairseq-rope-fold = fairseq_rope.cli.fold:main",
             "fairseq-rope-plot = fairseq_rope.cli.plot:main",
             "fairseq-rope-score = fairseq_rope.cli.score:main",
         ]

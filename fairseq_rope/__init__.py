@@ -1,7 +1,7 @@
 """Modern-position Transformers for machine translation, as a fairseq plugin.
 
 fairseq imports this package when a program is given ``--user-dir fairseq_rope``. The mends of stock
-fairseq (:mod:`fairseq_rope.compat`) come first; then the models register themselves.
+fairseq (:mod:`fairseq_rope.compat`) come first; then the models and optimisers register themselves.
 """
 
 import logging
@@ -16,7 +16,8 @@ if __name__ == "fairseq_rope":
 
     compat.apply()
 
-    from fairseq_rope import models  # noqa: F401  registers every --arch; must follow the mends
+    # these register every --arch and --optimizer; they must follow the mends
+    from fairseq_rope import models, optim  # noqa: F401
 else:  # fairseq names a plugin after its folder or link, whatever that is called
     from ._alias import adopt
 

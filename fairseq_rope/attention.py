@@ -1,4 +1,4 @@
-"""Multi-head attention, composed of a position encoding and a kernel that know nothing of each other."""
+"""Multi-head attention, composed of position encoding, score stream and kernel, which know nothing of each other."""
 
 import torch
 import torch.nn.functional as F
@@ -9,8 +9,12 @@ from fairseq_rope.errors import UserError
 from fairseq_rope.positions import Rotation
 
 
-def attend(q, k, v, mask, causal, scale, bias=None, dropout=0.0, need_weights=False):
-    """Scaled dot-product attention (Vaswani et al. 2017, eq. 1) with a keep-mask and an additive bias.
+def attend(q, k, v, mask, causal, scale, bias=None, dropout=0.0, need_weights=False, stream=None, divisor=None):
+    """Scaled dot-product attention (Vaswani et al. 2017, eq. 1) with a keep-mask, a bias and a score stream.
+
+    With residual attention (He et al. 2021, RealFormer, section 3.2) the scores q·k·scale of this layer are added to
+    those of the layers before it; the sum is handed on raw, before division, bias, mask and dropout, since any of
+    these would be counted once a layer.
 
     Args:
         q: (batch, heads, queries, head_dim).
@@ -21,29 +25,39 @@ def attend(q, k, v, mask, causal, scale, bias=None, dropout=0.0, need_weights=Fa
         bias: added to the scaled scores, broadcastable to (batch, heads, queries, keys), or None.
         dropout: probability with which a weight is dropped.
         need_weights: also return the weights, before dropout; costs a (batch, heads, queries, keys) tensor.
+        stream: sum of the raw scores of earlier layers (batch, heads, queries, keys) in float32; None in the first.
+        divisor: with residual attention, what the sum is divided by before the softmax (1, or the number of summed
+            layers for their mean); None without.
 
     Returns:
-        (batch, heads, queries, head_dim) and the weights (batch, heads, queries, keys) in float32, or None.
+        (batch, heads, queries, head_dim); the weights (batch, heads, queries, keys) in float32 or None; and the
+        stream with this layer's scores added, or None.
     """
-    if causal and (need_weights or bias is not None):
+    if causal and (need_weights or bias is not None or divisor is not None):
         mask = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril()
         causal = False
-    if not need_weights:
+    if not need_weights and divisor is None:
         if bias is not None:
-            bias = bias.to(q.dtype) if mask is None else bias.to(q.dtype).masked_fill(~mask, float("-inf"))
-            mask = bias
+            bias = bias.to(q.dtype)
+            mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
         out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, is_causal=causal, scale=scale)
-        return out, None
-    scores = (q @ k.transpose(-2, -1)).float() * scale
+        return out, None, None
+    # Scaled before the product, which could overflow in float16; summed in float32, where 60 layers keep their digits.
+    logits = (q * scale) @ k.transpose(-2, -1)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if divisor is not None:
+        stream = logits if stream is None else logits + stream
+        logits = stream / divisor if divisor > 1 else stream
     if bias is not None:
-        scores = scores + bias
+        logits = logits + bias
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    weights = torch.softmax(scores, dim=-1)
+        logits = logits.masked_fill(~mask, float("-inf"))
+    weights = torch.softmax(logits, dim=-1)
     if mask is not None:
         # A query that may look nowhere (a sentence of pads only) gets zeros, as in the fused kernel, not NaN.
         weights = weights.masked_fill(~mask, 0.0)
-    return F.dropout(weights, dropout, training=dropout > 0).type_as(v) @ v, weights
+    out = F.dropout(weights, dropout, training=dropout > 0).type_as(v) @ v
+    return out, weights if need_weights else None, stream
 
 
 class MultiheadAttention(modules.MultiheadAttention):
@@ -62,6 +76,8 @@ class MultiheadAttention(modules.MultiheadAttention):
         score_bias: Tensor | None = None,
         scale: float | None = None,
         causal: bool = False,
+        stream: Tensor | None = None,
+        divisor: int | None = None,
         incremental_state: dict | None = None,
         need_weights: bool = False,
     ):
@@ -75,12 +91,16 @@ class MultiheadAttention(modules.MultiheadAttention):
             rotation: turns projected queries and keys (RoPE); never values.
             score_bias: (1 or batch, heads, tgt_len, keys), added to the scaled scores.
             scale: factor of q·k; default 1/sqrt(head_dim).
-            causal: see :func:`attend`.
+            causal, divisor: see :func:`attend`.
+            stream: what the same attention of the layer before returned; None in the first layer. Nothing of it is
+                cached: while decoding it is built anew, layer by layer, for the one query of a step.
             incremental_state: cache of step-by-step decoding.
             need_weights: also return the attention weights.
 
         Returns:
-            (tgt_len, batch, embed_dim) and the weights (heads, batch, tgt_len, keys) in float32, or None.
+            (tgt_len, batch, embed_dim); the weights (heads, batch, tgt_len, keys) in float32, or None; and the stream
+            for the next layer (batch, heads, tgt_len, keys) in float32, or None. Its layout is the scores': where the
+            beams of a sentence share their keys it is (sentences, heads, beam·tgt_len, keys).
         """
         cached = self._get_input_buffer(incremental_state)
         q = self._split_heads(self.q_proj(query))  # (batch, heads, tgt_len, head_dim)
@@ -100,15 +120,16 @@ class MultiheadAttention(modules.MultiheadAttention):
         p = dropout.p if self.training or dropout.apply_during_inference else 0.0
         scale = self.scaling if scale is None else scale
 
+        rest = (p, need_weights, stream, divisor)
         if rotation is not None and not rotation.before_cache:
-            out, weights = self._attend_by_block(q, k, v, mask, rotation, scale, score_bias, causal, p, need_weights)
+            out, weights, stream = self._attend_by_block(q, k, v, mask, causal, scale, score_bias, rotation, *rest)
         elif k.size(0) != q.size(0):
-            out, weights = self._attend_by_beam(q, k, v, mask, scale, p, need_weights)
+            out, weights, stream = self._attend_by_beam(q, k, v, mask, scale, *rest)
         else:
-            out, weights = attend(q, k, v, mask, causal, scale, score_bias, p, need_weights)
+            out, weights, stream = attend(q, k, v, mask, causal, scale, score_bias, *rest)
 
         out = out.permute(2, 0, 1, 3).flatten(2)  # (batch, heads, tgt_len, head_dim) -> (tgt_len, batch, embed_dim)
-        return self.out_proj(out), None if weights is None else weights.transpose(0, 1)
+        return self.out_proj(out), None if weights is None else weights.transpose(0, 1), stream
 
     def _split_heads(self, x):
         """(length, batch, embed_dim) -> (batch, heads, length, head_dim)."""
@@ -128,7 +149,7 @@ class MultiheadAttention(modules.MultiheadAttention):
         self._cache(incremental_state, k, v)
         return k, v
 
-    def _attend_by_beam(self, q, k, v, mask, scale, dropout, need_weights):
+    def _attend_by_beam(self, q, k, v, mask, scale, dropout, need_weights, stream, divisor):
         """Encoder-decoder attention whose keys are stored once a sentence: its beams become rows of queries."""
         sentences, batch, tgt_len = k.size(0), q.size(0), q.size(2)
         beam = batch // sentences
@@ -137,27 +158,36 @@ class MultiheadAttention(modules.MultiheadAttention):
         )  # (sentences, heads, beam·tgt_len, head_dim)
         if mask is not None:  # encoder padding: (batch, 1, 1, src_len), equal for the beams of a sentence
             mask = mask[::beam]
-        out, weights = attend(q, k, v, mask, False, scale, None, dropout, need_weights)
+        out, weights, stream = attend(q, k, v, mask, False, scale, None, dropout, need_weights, stream, divisor)
 
         def by_beam(x):  # (sentences, heads, beam·tgt_len, …) -> (batch, heads, tgt_len, …)
             return x.unflatten(2, (beam, tgt_len)).transpose(1, 2).flatten(0, 1)
 
-        return by_beam(out), None if weights is None else by_beam(weights)
+        return by_beam(out), None if weights is None else by_beam(weights), stream
 
-    def _attend_by_block(self, q, k, v, mask, rotation, scale, bias, causal, dropout, need_weights):
+    def _attend_by_block(self, q, k, v, mask, causal, scale, bias, rotation, dropout, need_weights, stream, divisor):
         """Self-attention whose keys are turned anew for each block of queries (dynamic NTK)."""
         tgt_len, keys = q.size(2), k.size(2)
         if causal:
             mask = torch.ones(tgt_len, keys, dtype=torch.bool, device=q.device).tril()
-        outs, all_weights = [], []
+
+        def rows(x, first, end):
+            return x if x is None or x.size(-2) == 1 else x[..., first:end, :]
+
+        outs, all_weights, streams = [], [], []
         for first, end, turn in rotation.blocks():
             turned_q, turned_k = turn(q[:, :, first:end], k)
-            rows = mask if mask is None or mask.size(-2) == 1 else mask[..., first:end, :]
-            bias_rows = None if bias is None else bias[:, :, first:end]
-            out, weights = attend(turned_q, turned_k, v, rows, False, scale, bias_rows, dropout, need_weights)
+            mask_rows, bias_rows, stream_rows = (rows(x, first, end) for x in (mask, bias, stream))
+            rest = (dropout, need_weights, stream_rows, divisor)
+            out, weights, summed = attend(turned_q, turned_k, v, mask_rows, False, scale, bias_rows, *rest)
             outs.append(out)
             all_weights.append(weights)
-        return torch.cat(outs, dim=2), torch.cat(all_weights, dim=2) if need_weights else None
+            streams.append(summed)
+        return (
+            torch.cat(outs, dim=2),
+            torch.cat(all_weights, dim=2) if need_weights else None,
+            None if divisor is None else torch.cat(streams, dim=2),
+        )
 
     def reorder_incremental_state(self, incremental_state, new_order):
         """Keep the cached rows that beam search goes on with, in the order ``new_order`` (rows,)."""

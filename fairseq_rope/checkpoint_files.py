@@ -17,8 +17,11 @@ _STRUCTURE = re.compile(
     r"arch|(encoder|decoder)_(layers|embed_dim|ffn_embed_dim|attention_heads|normalize_before|"
     r"input_dim|output_dim)|activation_fn|layernorm_embedding|no_scale_embedding|"
     r"cross_self_attention|no_cross_attention|adaptive_input|share_.*embed.*|"
-    r"position_encoding|rope_.+|tupe_.+|relative_.+|residual_attention"
+    r"position_encoding|rope_.+|tupe_.+|relative_.+|residual_(attention|init|encoder_layers|decoder_layers)"
 )
+
+# Options that only some position encodings read.
+_READERS = {"rope_": ("rope",), "tupe_": ("tupe-a", "tupe-r"), "relative_": ("tupe-r",)}
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,11 @@ def structure(state):
         options["arch"] = options["_name"]
     if "encoder_layers" in options:
         options["position_encoding"] = _position_encoding(options)
-    if options.get("position_encoding") != "rope":  # recorded, but not read
-        options = {name: value for name, value in options.items() if not name.startswith("rope_")}
+        for name, stock in (("residual_attention", "none"), ("residual_init", "default")):
+            options[name] = options.get(name) or stock
+    for prefix, readers in _READERS.items():  # recorded in every checkpoint, but not always read
+        if options.get("position_encoding") not in readers:
+            options = {name: value for name, value in options.items() if not name.startswith(prefix)}
     return {name: value for name, value in options.items() if value is not None and _STRUCTURE.fullmatch(name)}
 
 

@@ -12,19 +12,12 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_rope.errors import UserError
-from fairseq_rope.positions import RopeScaling
+from fairseq_rope.positions import RopeScaling, check_buckets
 
 POSITION_ENCODINGS = ["sinusoidal", "learned", "none", "rope", "tupe-a", "tupe-r"]
 RESIDUAL_ATTENTIONS = ["none", "sum", "mean"]
 RESIDUAL_INITS = ["default", "admin", "admin-torch", "deepnorm"]
 ROPE_SCALINGS = ["none", "linear", "ntk", "dynamic-ntk", "yarn"]
-
-# Values whose code is here; the other choices are known names and refused when the model is built.
-AVAILABLE = {
-    "position_encoding": ["sinusoidal", "learned", "none", "rope"],
-    "residual_attention": ["none"],
-    "residual_init": ["default"],
-}
 
 
 @dataclass
@@ -46,6 +39,16 @@ class RopeTransformerConfig(TransformerConfig):
     )
     residual_init: ChoiceEnum(RESIDUAL_INITS) = field(
         default="default", metadata={"help": "scaled shortcuts: ADMIN (profiled or closed form) or DeepNorm"}
+    )
+    residual_encoder_layers: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "encoder depth that the constants of DeepNorm and admin-torch are computed for; not given: the "
+            "model's (recorded in checkpoints, so that a pruned model keeps those of its training)"
+        },
+    )
+    residual_decoder_layers: Optional[int] = field(
+        default=None, metadata={"help": "decoder depth that the constants of DeepNorm and admin-torch are computed for"}
     )
     rope_base: float = field(default=10000.0, metadata={"help": "b in RoPE's frequencies b^(-2i/head_dim)"})
     rope_scaling: ChoiceEnum(ROPE_SCALINGS) = field(
@@ -72,10 +75,12 @@ class RopeTransformerConfig(TransformerConfig):
         metadata={"help": "feed-forward initialisation: fairseq's, or xavier-uniform with zero bias"},
     )
     admin_profile_out: Optional[str] = field(
-        default=None, metadata={"help": "ADMIN: write the measured profile to this file"}
+        default=None,
+        metadata={"help": "ADMIN: write the measured profile to this file (JSON), and a picture beside it (.png)"},
     )
     admin_profile_in: Optional[str] = field(
-        default=None, metadata={"help": "ADMIN: use this profile instead of measuring"}
+        default=None,
+        metadata={"help": "ADMIN: take the profile from this file (of --admin-profile-out) instead of measuring"},
     )
     untied_embeddings: bool = field(
         default=False,
@@ -129,13 +134,6 @@ def _check_values(cfg):
         if value not in valid:
             names = ", ".join(choice for choice in valid if choice is not None)
             raise UserError(f"{flag(name)} {value}: no such value; choose one of {names}")
-    for name, available in AVAILABLE.items():
-        value = getattr(cfg, name)
-        if value is not None and value not in available:
-            raise UserError(f"{flag(name)} {value} is not available in this release; available: {', '.join(available)}")
-    for name in ("admin_profile_out", "admin_profile_in"):
-        if getattr(cfg, name):
-            raise UserError(f"{flag(name)} needs --residual-init admin, but it is {cfg.residual_init}")
 
 
 def _check_effect(cfg):
@@ -150,6 +148,29 @@ def _check_effect(cfg):
                     f"{flag(name)} {value} has no effect with --position-encoding {' and '.join(sorted(in_use))}; it "
                     f"is read by {' and '.join(sorted(encodings))}"
                 )
+
+
+def _check_residuals(cfg):
+    """Refuse scaled shortcuts where they have no meaning, and options that nothing reads with the ones in use."""
+    init = cfg.residual_init
+    if init != "default":
+        for stack in ("encoder", "decoder"):
+            if getattr(cfg, stack).normalize_before:
+                raise UserError(
+                    f"--residual-init {init} scales the shortcuts of a post-norm Transformer, but "
+                    f"--{stack}-normalize-before asks for pre-norm; drop it, or use --residual-init default"
+                )
+    for name in ("admin_profile_out", "admin_profile_in"):
+        if getattr(cfg, name) and init != "admin":
+            raise UserError(f"{flag(name)} needs --residual-init admin, but it is {init}")
+    if cfg.admin_profile_out and cfg.admin_profile_in:
+        raise UserError("--admin-profile-in replaces the measurement, so there is nothing for --admin-profile-out")
+    for name in ("residual_encoder_layers", "residual_decoder_layers"):
+        depth = getattr(cfg, name)
+        if depth is not None and init not in ("admin-torch", "deepnorm"):
+            raise UserError(f"{flag(name)} is read with --residual-init admin-torch and deepnorm, but it is {init}")
+        if depth is not None and depth < 1:
+            raise UserError(f"{flag(name)} must be at least 1, not {depth}")
 
 
 def _check_sizes(cfg):
@@ -168,6 +189,8 @@ def _check_sizes(cfg):
             )
         if cfg.position_encoding_of(stack) == "rope":
             cfg.rope_scaling_of(stack)
+        if cfg.position_encoding_of(stack) == "tupe-r":
+            check_buckets(cfg.relative_buckets, cfg.relative_max_distance)
 
 
 def _check_positions(cfg):
@@ -189,10 +212,11 @@ def _check_positions(cfg):
 
 def _check_stock_flags(cfg):
     """Refuse what stock's Transformer offers and this one does not, instead of ignoring it."""
-    if cfg.cross_self_attention and cfg.position_encoding_of("decoder") == "rope":
+    if cfg.cross_self_attention and cfg.position_encoding_of("decoder") in ("rope", "tupe-a", "tupe-r"):
         raise UserError(
-            "--cross-self-attention mixes source and target keys, which share no positions, so RoPE cannot turn "
-            "them; use --position-encoding sinusoidal, learned or none"
+            "--cross-self-attention mixes source and target keys, which share no positions, so "
+            f"{cfg.position_encoding_of('decoder')} cannot relate them; use --position-encoding sinusoidal, learned "
+            "or none"
         )
     if cfg.cross_self_attention and cfg.encoder.embed_dim != cfg.decoder.embed_dim:
         raise UserError(
@@ -240,5 +264,6 @@ def check(cfg: RopeTransformerConfig):
     _check_values(cfg)
     _check_positions(cfg)
     _check_effect(cfg)
+    _check_residuals(cfg)
     _check_sizes(cfg)
     _check_stock_flags(cfg)

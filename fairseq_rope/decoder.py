@@ -7,7 +7,15 @@ from torch import Tensor
 from fairseq_rope.attention import refuse_torchscript
 from fairseq_rope.errors import UserError
 from fairseq_rope.layers import TransformerDecoderLayer
-from fairseq_rope.stack import build_positions, wrap_layer
+from fairseq_rope.residual import Measurement, init_residuals
+from fairseq_rope.stack import (
+    build_positions,
+    layers_to_run,
+    masked_bias,
+    residual_depth,
+    stream_divisor,
+    wrap_layer,
+)
 
 
 class TransformerDecoder(TransformerDecoderBase):
@@ -22,7 +30,8 @@ class TransformerDecoder(TransformerDecoderBase):
 
     def __init__(self, cfg, dictionary, embed_tokens, no_encoder_attn=False):
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn)
-        self.embed_positions = build_positions(cfg, "decoder", self.embed_positions, self.padding_idx)
+        self.embed_positions = build_positions(cfg, "decoder", self.embed_positions, dictionary)
+        init_residuals(self.layers, cfg.residual_init, "decoder", *residual_depth(cfg))
         self.need_attn = True
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
@@ -46,6 +55,34 @@ class TransformerDecoder(TransformerDecoderBase):
             x = self.layernorm_embedding(x)
         return self.dropout_module(x)
 
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: dict[str, list[Tensor]] | None = None,
+        incremental_state: dict | None = None,
+        features_only: bool = False,
+        full_context_alignment: bool = False,
+        alignment_layer: int | None = None,
+        alignment_heads: int | None = None,
+        src_lengths: Tensor | None = None,
+        return_all_hiddens: bool = False,
+        measurement: Measurement | None = None,
+    ):
+        """Scores of the next tokens, (batch, tgt_len or 1, vocabulary); with ``features_only`` what they are made of.
+
+        Arguments are those of stock's decoder; see :meth:`extract_features`.
+        """
+        x, extra = self.extract_features(
+            prev_output_tokens,
+            encoder_out,
+            incremental_state,
+            full_context_alignment,
+            alignment_layer,
+            alignment_heads,
+            measurement,
+        )
+        return x if features_only else self.output_layer(x), extra
+
     def extract_features(
         self,
         prev_output_tokens: Tensor,
@@ -54,6 +91,7 @@ class TransformerDecoder(TransformerDecoderBase):
         full_context_alignment: bool = False,
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
+        measurement: Measurement | None = None,
     ):
         """The decoder without its output layer; arguments are those of stock's decoder.
 
@@ -64,12 +102,14 @@ class TransformerDecoder(TransformerDecoderBase):
             full_context_alignment: no causal mask.
             alignment_layer: layer whose attention to the source is returned (default: the last).
             alignment_heads: average the attention of this many heads (default: all).
+            measurement: ADMIN's, in a measuring pass.
 
         Returns:
             (batch, tgt_len or 1, output_embed_dim) and a dict: ``attn`` [(batch, tgt_len or 1, src_len) or None],
             ``inner_states``. Attention weights are returned in evaluation, and in training if an alignment argument
             is given; they cost a pass outside the fused kernel.
         """
+        self.embed_positions.check_length(prev_output_tokens)
         enc = padding_mask = None
         if encoder_out is not None and encoder_out["encoder_out"]:
             enc = encoder_out["encoder_out"][0]  # (src_len, batch, encoder_embed_dim)
@@ -91,6 +131,9 @@ class TransformerDecoder(TransformerDecoderBase):
         score_bias = positions.score_bias(tokens, query_len)
         scale = positions.score_scale(self.embed_dim // self.cfg.decoder.attention_heads)
 
+        if score_bias is not None and self.cfg.residual_attention == "none":
+            score_bias, mask, causal = masked_bias(score_bias, mask, causal), None, False
+
         aligned = alignment_layer is not None or alignment_heads is not None
         need_attn = aligned or (self.need_attn and not self.training)
         if alignment_layer is None:
@@ -98,8 +141,9 @@ class TransformerDecoder(TransformerDecoderBase):
 
         attn = None
         inner_states = [x]
-        for index, layer in enumerate(self.layers):
-            x, weights = layer(
+        self_stream = cross_stream = None
+        for index, layer in enumerate(layers_to_run(self.layers, measurement is not None)):
+            x, weights, self_stream, cross_stream = layer(
                 x,
                 enc,
                 encoder_mask,
@@ -108,8 +152,12 @@ class TransformerDecoder(TransformerDecoderBase):
                 score_bias,
                 scale,
                 causal,
+                self_stream,
+                cross_stream,
+                stream_divisor(self.cfg.residual_attention, index),
                 incremental_state,
                 need_attn and index == alignment_layer,
+                measurement,
             )
             inner_states.append(x)
             if weights is not None:

@@ -6,7 +6,15 @@ from torch import Tensor
 
 from fairseq_rope.attention import refuse_torchscript
 from fairseq_rope.layers import TransformerEncoderLayer
-from fairseq_rope.stack import build_positions, wrap_layer
+from fairseq_rope.residual import Measurement, init_residuals
+from fairseq_rope.stack import (
+    build_positions,
+    layers_to_run,
+    masked_bias,
+    residual_depth,
+    stream_divisor,
+    wrap_layer,
+)
 
 
 class TransformerEncoder(TransformerEncoderBase):
@@ -21,7 +29,8 @@ class TransformerEncoder(TransformerEncoderBase):
     def __init__(self, cfg, dictionary, embed_tokens):
         super().__init__(cfg, dictionary, embed_tokens)
         # The attribute keeps stock's name: a learned table is saved as `embed_positions.weight`.
-        self.embed_positions = build_positions(cfg, "encoder", self.embed_positions, self.padding_idx)
+        self.embed_positions = build_positions(cfg, "encoder", self.embed_positions, dictionary)
+        init_residuals(self.layers, cfg.residual_init, "encoder", *residual_depth(cfg))
 
     def build_encoder_layer(self, cfg):
         return wrap_layer(TransformerEncoderLayer(cfg), cfg)
@@ -45,20 +54,22 @@ class TransformerEncoder(TransformerEncoderBase):
             x = self.quant_noise(x)
         return x, embed
 
-    def forward_scriptable(
+    def forward(
         self,
         src_tokens: Tensor,
         src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
+        measurement: Measurement | None = None,
     ):
-        """Encode (batch, src_len) tokens; arguments and result are those of stock's encoder.
+        """Encode (batch, src_len) tokens; arguments and result are those of stock's encoder, and ADMIN's measurement.
 
         Returns:
             dict of lists: ``encoder_out`` [(src_len, batch, embed_dim)], ``encoder_padding_mask`` [(batch, src_len)],
             ``encoder_embedding`` [(batch, src_len, embed_dim)], ``encoder_states`` (the input and each layer's output
             if ``return_all_hiddens``), ``src_lengths`` [(batch, 1)].
         """
+        self.embed_positions.check_length(src_tokens)
         padding_mask = src_tokens.eq(self.padding_idx)  # (batch, src_len)
         has_pads = bool(padding_mask.any())
 
@@ -74,9 +85,14 @@ class TransformerEncoder(TransformerEncoderBase):
         score_bias = positions.score_bias(src_tokens, src_len)
         scale = positions.score_scale(self.cfg.encoder.embed_dim // self.cfg.encoder.attention_heads)
 
+        if score_bias is not None and self.cfg.residual_attention == "none":
+            score_bias, mask = masked_bias(score_bias, mask, causal=False), None
+
         states = [x] if return_all_hiddens else []
-        for layer in self.layers:
-            x = layer(x, mask, rotation, score_bias, scale)
+        stream = None
+        for depth, layer in enumerate(layers_to_run(self.layers, measurement is not None)):
+            divisor = stream_divisor(self.cfg.residual_attention, depth)
+            x, stream = layer(x, mask, rotation, score_bias, scale, stream, divisor, measurement)
             if return_all_hiddens:
                 states.append(x)
         if self.layer_norm is not None:
@@ -91,6 +107,8 @@ class TransformerEncoder(TransformerEncoderBase):
             "src_tokens": [],
             "src_lengths": [padding_mask.logical_not().sum(dim=1, dtype=torch.int32)[:, None]],
         }
+
+    forward_scriptable = forward  # stock's name of its body
 
     def max_positions(self):
         """Longest source in tokens that the position encoding can place."""

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from fairseq_rope.attention import MultiheadAttention, refuse_torchscript
 from fairseq_rope.positions import Rotation
+from fairseq_rope.residual import Measurement, ScaledShortcuts
 
 
 def init_feed_forward(layer, how: str):
@@ -20,24 +21,25 @@ def init_feed_forward(layer, how: str):
             nn.init.zeros_(linear.bias)
 
 
-class _Blocks:
+class _Blocks(ScaledShortcuts):
     """What encoder and decoder layer share: how a block is wrapped, and the feed-forward block."""
 
     def block_input(self, x, layer_norm):
         """What a block reads: the normalised stream with pre-norm, the stream itself with post-norm."""
         return layer_norm(x) if self.normalize_before else x
 
-    def block_output(self, residual, x, layer_norm):
-        """The stream after a block: dropout, shortcut, and with post-norm the normalisation."""
-        x = self.residual_connection(self.dropout_module(x), residual)
+    def block_output(self, block, shortcut, x, layer_norm, measurement):
+        """The stream after ``block``: dropout, (scaled) shortcut, and with post-norm the normalisation."""
+        x = self.dropout_module(x)
+        x = self.residual_connection(x, self.scaled_shortcut(block, shortcut, x, measurement))
         return x if self.normalize_before else layer_norm(x)
 
-    def feed_forward(self, x):
+    def feed_forward(self, x, measurement):
         """The whole feed-forward block, (length, batch, embed_dim) -> the same."""
-        residual = x
+        shortcut = x
         x = self.activation_fn(self.fc1(self.block_input(x, self.final_layer_norm)))
         x = self.fc2(self.activation_dropout_module(x))
-        return self.block_output(residual, x, self.final_layer_norm)
+        return self.block_output("ffn", shortcut, x, self.final_layer_norm, measurement)
 
     def __prepare_scriptable__(self):
         refuse_torchscript(self)
@@ -67,19 +69,25 @@ class TransformerEncoderLayer(_Blocks, transformer_layer.TransformerEncoderLayer
         rotation: Rotation | None,
         score_bias: Tensor | None,
         scale: float,
+        stream: Tensor | None,
+        divisor: int | None,
+        measurement: Measurement | None = None,
     ):
         """Args:
             x: (src_len, batch, embed_dim).
-            mask, rotation, score_bias, scale: see :class:`~fairseq_rope.attention.MultiheadAttention`.
+            mask, rotation, score_bias, scale, divisor: see :class:`~fairseq_rope.attention.MultiheadAttention`.
+            stream: the layer before's, (batch, heads, src_len, src_len) or None. Like every tensor here a positional
+                argument, because activation checkpointing finds the gradients of no other.
+            measurement: ADMIN's, in a measuring pass.
 
         Returns:
-            (src_len, batch, embed_dim).
+            (src_len, batch, embed_dim) and the stream for the next layer, or None.
         """
-        residual = x
+        shortcut = x
         x = self.block_input(x, self.self_attn_layer_norm)
-        x, _ = self.self_attn(x, None, mask, rotation, score_bias, scale)
-        x = self.block_output(residual, x, self.self_attn_layer_norm)
-        return self.feed_forward(x)
+        x, _, stream = self.self_attn(x, None, mask, rotation, score_bias, scale, stream=stream, divisor=divisor)
+        x = self.block_output("self_attn", shortcut, x, self.self_attn_layer_norm, measurement)
+        return self.feed_forward(x, measurement), stream
 
 
 class TransformerDecoderLayer(_Blocks, transformer_layer.TransformerDecoderLayerBase):
@@ -121,41 +129,54 @@ class TransformerDecoderLayer(_Blocks, transformer_layer.TransformerDecoderLayer
         score_bias: Tensor | None,
         scale: float,
         causal: bool,
+        self_stream: Tensor | None,
+        cross_stream: Tensor | None,
+        divisor: int | None,
         incremental_state: dict | None = None,
         need_weights: bool = False,
+        measurement: Measurement | None = None,
     ):
         """Args:
             x: (tgt_len, batch, embed_dim); tgt_len is 1 with ``incremental_state``.
             encoder_out: (src_len, batch, encoder_embed_dim) or None.
             encoder_mask: keep-mask of encoder-decoder attention, (batch, 1, 1, src_len) or None.
-            self_attn_mask, rotation, score_bias, scale, causal: see
+            self_attn_mask, rotation, score_bias, scale, causal, divisor: see
                 :class:`~fairseq_rope.attention.MultiheadAttention`.
+            self_stream, cross_stream: the layer before's, of self-attention and of attention to the encoder.
             need_weights: also return the weights of encoder-decoder attention.
+            measurement: ADMIN's, in a measuring pass.
 
         Returns:
-            (tgt_len, batch, embed_dim) and (heads, batch, tgt_len, src_len) in float32, or None.
+            (tgt_len, batch, embed_dim); (heads, batch, tgt_len, src_len) in float32, or None; and both streams for
+            the next layer, or None.
         """
-        residual = x
+        shortcut = x
         x = self.block_input(x, self.self_attn_layer_norm)
         key = None
         if self.cross_self_attention:
             # Keys are the encoder's output followed by the target; once cached, only the target grows.
             started = "prev_key" in self.self_attn._get_input_buffer(incremental_state)
             key = x if started else _concat_lengths(encoder_out, x)
-        x, _ = self.self_attn(
-            x, key, self_attn_mask, rotation, score_bias, scale, causal, incremental_state=incremental_state
+        x, _, self_stream = self.self_attn(
+            x, key, self_attn_mask, rotation, score_bias, scale, causal, self_stream, divisor, incremental_state
         )
-        x = self.block_output(residual, x, self.self_attn_layer_norm)
+        x = self.block_output("self_attn", shortcut, x, self.self_attn_layer_norm, measurement)
 
         weights = None
         if self.encoder_attn is not None and encoder_out is not None:
-            residual = x
+            shortcut = x
             x = self.block_input(x, self.encoder_attn_layer_norm)
-            x, weights = self.encoder_attn(
-                x, encoder_out, encoder_mask, incremental_state=incremental_state, need_weights=need_weights
+            x, weights, cross_stream = self.encoder_attn(
+                x,
+                encoder_out,
+                encoder_mask,
+                stream=cross_stream,
+                divisor=divisor,
+                incremental_state=incremental_state,
+                need_weights=need_weights,
             )
-            x = self.block_output(residual, x, self.encoder_attn_layer_norm)
-        return self.feed_forward(x), weights
+            x = self.block_output("encoder_attn", shortcut, x, self.encoder_attn_layer_norm, measurement)
+        return self.feed_forward(x, measurement), weights, self_stream, cross_stream
 
 
 def _concat_lengths(encoder_out, x):

@@ -26,6 +26,7 @@ MODULES = {
     "fairseq-validate": "fairseq_cli.validate",
     "fairseq-rope-average": "fairseq_rope.cli.average",
     "fairseq-rope-doctor": "fairseq_rope.cli.doctor",
+    "fairseq-rope-fold": "fairseq_rope.cli.fold",
     "fairseq-rope-plot": "fairseq_rope.cli.plot",
     "fairseq-rope-score": "fairseq_rope.cli.score",
 }

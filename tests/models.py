@@ -32,6 +32,30 @@ VARIANTS = {
         "roformer_tiny",
         {"rope_scaling": "dynamic-ntk", "rope_scaling_factor": 2.0, "rope_train_length": 6},
     ),
+    "tupe-a": ("tupe_a_tiny", {}),
+    "tupe-a-first": ("tupe_a_tiny", {"tupe_reset": "first"}),
+    "tupe-a-eos-pre-norm": (
+        "tupe_a_tiny",
+        {"tupe_reset": "eos", "encoder_normalize_before": True, "decoder_normalize_before": True},
+    ),
+    "tupe-r": ("tupe_r_tiny", {}),
+    "tupe-r-first-joint": ("tupe_r_tiny", {"tupe_reset": "first", "tupe_reset_form": "joint"}),
+    "tupe-r-eos": ("tupe_r_tiny", {"tupe_reset": "eos", "residual_attention": "sum"}),
+    "realformer": ("realformer_tiny", {}),
+    "realformer-sum-tupe-r": ("realformer_tiny", {"residual_attention": "sum", "position_encoding": "tupe-r"}),
+    "realformer-dynamic-ntk": (
+        "realformer_tiny",
+        {
+            "position_encoding": "rope",
+            "rope_scaling": "dynamic-ntk",
+            "rope_scaling_factor": 2.0,
+            "rope_train_length": 6,
+        },
+    ),
+    "admin": ("admin_tiny", {}),
+    "realformer-admin": ("realformer_admin_tiny", {"position_encoding": "rope"}),
+    "admin-torch": ("baseline_tiny", {"residual_init": "admin-torch"}),
+    "deepnorm": ("baseline_tiny", {"residual_init": "deepnorm", "position_encoding": "tupe-a"}),
 }
 
 
@@ -64,6 +88,11 @@ def build(arch, task=None, seed=1, **flags):
                 parameter.normal_(0, 0.1)
             elif "layer_norm" in name or "layernorm" in name:
                 parameter.normal_(1, 0.1)
+            elif "omega_offset" in name or ("embed_positions." in name and not name.endswith("embed_positions.weight")):
+                parameter.normal_(0, 0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("_omega") and ".0.self_attn" not in name:
+                buffer.uniform_(1, 3)
     return model.eval()
 
 

@@ -11,6 +11,10 @@ STOCK_TINY = [
     "--encoder-attention-heads", 4, "--decoder-attention-heads", 4,
 ]  # fmt: skip
 
+# For runs that are compared bit for bit.
+DROPOUT = ["--dropout", 0.2, "--attention-dropout", 0.1, "--activation-dropout", 0.1, "--encoder-layerdrop", 0.2]
+QUIET = ["--disable-validation", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", 3, "--clip-norm", 1.0]
+
 
 def train(data, folder, arch, *flags, updates=2, check=True):
     """Train ``updates`` updates into ``folder``, without data workers; the program's Result.
@@ -58,6 +62,23 @@ def reason(result):
     message = str(result.error)
     assert "\n" not in message
     return message
+
+
+def assert_equal(a, b, where="state"):
+    """Whether two saved states are the same, tensors bit for bit."""
+    assert type(a) is type(b), where
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert list(a) == list(b), where
+        for key in a:
+            assert_equal(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), where
+        for index, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_equal(x, y, f"{where}[{index}]")
+    else:
+        assert a == b, where
 
 
 def assert_close(ours, theirs, tolerance=1e-5):

@@ -20,6 +20,7 @@ def parser():
     )
     p.add_argument("logs", nargs="+", metavar="LOG", help="log of fairseq-train; resumed runs may follow one another")
     p.add_argument("--out", required=True, metavar="PNG", help=f"picture to write ({', '.join(FORMATS)})")
+    p.add_argument("--only", choices=["training", "validation"], help="draw this loss and leave out the other")
     p.add_argument("--label", nargs="+", metavar="TEXT", help="one a log (default: the names of the logs' folders)")
     return p
 
@@ -34,12 +35,13 @@ def default_labels(paths):
     ]
 
 
-def draw(logs, labels):
+def draw(logs, labels, only=None):
     """Draw losses into a new matplotlib Figure.
 
     Args:
         logs: list of :class:`~fairseq_rope.training_log.TrainingLog`.
         labels: one text a log.
+        only: ``training`` or ``validation``, or None for both.
 
     Returns:
         the Figure. It belongs to no window and no global list, so nothing has to be closed.
@@ -60,7 +62,7 @@ def draw(logs, labels):
             ),
             (log.valid, "validation", {"linewidth": 1.5, "marker": "o", "markersize": 4}),
         ):
-            if losses:
+            if losses and only in (None, kind):
                 # matplotlib leaves labels that begin with "_" out of the legend
                 text = f"{label}, {kind}".lstrip("_")
                 axes.plot(list(losses), list(losses.values()), color=color, label=text, **style)
@@ -96,7 +98,10 @@ def main(argv=None):
         if len(labels) != len(args.logs):
             raise UserError(f"{len(labels)} labels for {len(args.logs)} logs: give one a log")
         logs = [read_training_log(path) for path in args.logs]
-        figure = draw(logs, labels)
+        for path, log in zip(args.logs, logs, strict=True):
+            if args.only and not (log.train if args.only == "training" else log.valid):
+                raise UserError(f"{path} holds no {args.only} loss")
+        figure = draw(logs, labels, args.only)
         with replacing(args.out, "wb") as file:
             figure.savefig(file, format=kind[1:], dpi=120)
         for log, label in zip(logs, labels, strict=True):

@@ -21,6 +21,7 @@ def mends():
         bad_input,
         batching,
         checkpoints,
+        ema,
         fit,
         one_line,
         precision,
@@ -32,7 +33,7 @@ def mends():
 
     # Order matters at a run's start: what is wrapped last comes first, so inputs are checked before processes
     # are started, and precision corrects the configuration before bad_input reads it.
-    modules = (one_line, user_dir, checkpoints, batching, processes, precision, validate, fit, bad_input, search)
+    modules = (one_line, user_dir, checkpoints, batching, processes, precision, validate, fit, bad_input, search, ema)
     return [mend for module in modules for mend in module.MENDS]
 
 

@@ -38,12 +38,23 @@ def why_not(expected, given):
         return f"the checkpoint lacks {missing[0]} of this model{_more(missing)}"
     surplus = [name for name in given if name not in expected]
     if surplus:
-        return f"the checkpoint has {surplus[0]}, which this model lacks{_more(surplus)}"
+        return f"the checkpoint has {surplus[0]}, which this model lacks{_more(surplus)}{_scaled(surplus)}"
     return None
 
 
 def _more(items):
     return f" (and {len(items) - 1} more parameters differ)" if len(items) > 1 else ""
+
+
+def _scaled(surplus):
+    """Advice where all that a model lacks are the factors of scaled shortcuts."""
+    if not all(name.endswith(("_omega", "_omega_offset")) for name in surplus):
+        return ""
+    how = "admin" if any(name.endswith("_omega") for name in surplus) else "admin-torch"
+    return (
+        f"; it was trained with --residual-init {how}: use that here too, or make a plain checkpoint of it by "
+        "fairseq-rope-fold"
+    )
 
 
 def _explain_model():
@@ -73,6 +84,13 @@ _UNSEEN = (
     "rope_scaling",
     "rope_scaling_factor",
     "rope_train_length",
+    "tupe_reset",
+    "tupe_reset_form",
+    "relative_max_distance",
+    "residual_attention",
+    "residual_init",
+    "residual_encoder_layers",
+    "residual_decoder_layers",
 )
 
 
@@ -105,6 +123,11 @@ def _explain_resume():
             except UserError:
                 raise
             except Exception as error:
+                if isinstance(error, AssertionError) and "does not match" in str(error):
+                    raise UserError(
+                        f"cannot continue from {filename}: it was saved with another criterion or optimiser; use "
+                        "the same, or start the optimiser afresh with --reset-optimizer"
+                    ) from error
                 # stock replaces whatever went wrong by "please ensure that the architectures match"
                 cause = error.__context__
                 if isinstance(cause, UserError):

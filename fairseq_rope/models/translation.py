@@ -1,9 +1,11 @@
 """The encoder-decoder Transformer, registered with fairseq as ``rope_transformer``."""
 
 import logging
+import os
 from contextlib import nullcontext
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.distributed import utils as distributed_utils
 from fairseq.models import register_model
 from fairseq.models.transformer import (
     DEFAULT_MAX_SOURCE_POSITIONS,
@@ -19,6 +21,8 @@ from fairseq_rope.config import RopeTransformerConfig, check
 from fairseq_rope.decoder import TransformerDecoder
 from fairseq_rope.encoder import TransformerEncoder
 from fairseq_rope.errors import UserError
+from fairseq_rope.residual import Measurement, is_unmeasured
+from fairseq_rope.residual.profile import STACKS, check_profile_out, fill, picture_of, read_profile, write_profile
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +74,19 @@ def decide_sharing(args, same_dictionary: bool):
         logger.info(f"embeddings: decoder input and output share one matrix, the encoder has its own ({why})")
 
 
+def forget_files(args):
+    """Leave the profile's file names out of checkpoints, whose users need neither file."""
+    args.admin_profile_in = args.admin_profile_out = None
+
+
+def record_depth(args):
+    """Keep the depth that a model's constants are made for: fairseq prunes by changing the number of layers."""
+    if args.residual_init in ("admin-torch", "deepnorm"):
+        for stack in ("encoder", "decoder"):
+            if getattr(args, f"residual_{stack}_layers") is None:
+                setattr(args, f"residual_{stack}_layers", getattr(args, f"{stack}_layers"))
+
+
 @register_model("rope_transformer")
 class TranslationTransformer(TransformerModelBase):
     """Encoder-decoder Transformer with a choice of position encoding.
@@ -105,15 +122,19 @@ class TranslationTransformer(TransformerModelBase):
                     "--untied-embeddings contradicts --share-all-embeddings and --share-decoder-input-output-embed"
                 )
             decide_sharing(cfg, same)
-        config = RopeTransformerConfig.from_model_config(cfg)
-        check(config)
+            config = RopeTransformerConfig.from_model_config(cfg)
+            check(config)
+            forget_files(cfg)
+            record_depth(cfg)
         config.encoder.learned_pos = config.position_encoding_of("encoder") == "learned"
         config.decoder.learned_pos = config.position_encoding_of("decoder") == "learned"
         model = super().build_model(config, task)
         logger.info(
             f"positions: encoder {config.position_encoding_of('encoder')}, "
-            f"decoder {config.position_encoding_of('decoder')}"
+            f"decoder {config.position_encoding_of('decoder')}; residual attention {config.residual_attention}, "
+            f"residual initialisation {config.residual_init}"
         )
+        model.use_profiles(config.admin_profile_in, config.admin_profile_out)
         return model
 
     @classmethod
@@ -123,6 +144,76 @@ class TranslationTransformer(TransformerModelBase):
     @classmethod
     def build_decoder(cls, cfg, tgt_dict, embed_tokens):
         return TransformerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+    profile_in = profile_out = None
+
+    def use_profiles(self, profile_in: str | None, profile_out: str | None):
+        """Take ADMIN's shortcuts from a file, or write them to one, in the first training forward pass.
+
+        Raises:
+            UserError: ``profile_in`` is no profile of such a model; ``profile_out`` cannot be written. A missing
+                ``profile_in`` is no error yet, since a resumed run does not read it.
+        """
+        if profile_in and os.path.exists(profile_in):
+            read_profile(profile_in, self)
+        if profile_out:
+            check_profile_out(profile_out)
+        self.profile_in, self.profile_out = profile_in, profile_out
+
+    def forward(
+        self,
+        src_tokens,
+        src_lengths,
+        prev_output_tokens,
+        return_all_hiddens: bool = True,
+        features_only: bool = False,
+        alignment_layer: int | None = None,
+        alignment_heads: int | None = None,
+    ):
+        """Scores of the target tokens, as in stock. ADMIN's shortcuts are measured in the first pass in training."""
+        encoder_measurement, decoder_measurement = self._begin_measuring()
+        encoder_out = self.encoder(
+            src_tokens,
+            src_lengths=src_lengths,
+            return_all_hiddens=return_all_hiddens,
+            measurement=encoder_measurement,
+        )
+        decoder_out = self.decoder(
+            prev_output_tokens,
+            encoder_out=encoder_out,
+            features_only=features_only,
+            alignment_layer=alignment_layer,
+            alignment_heads=alignment_heads,
+            src_lengths=src_lengths,
+            return_all_hiddens=return_all_hiddens,
+            measurement=decoder_measurement,
+        )
+        self._end_measuring(encoder_measurement, decoder_measurement)
+        return decoder_out
+
+    def _begin_measuring(self):
+        """A measurement for each stack whose shortcuts have to be measured in this pass, else None."""
+        if not self.training:
+            return None, None
+        unmeasured = [is_unmeasured(self.encoder.layers), is_unmeasured(self.decoder.layers)]
+        if any(unmeasured) and self.profile_in:
+            fill(self, read_profile(self.profile_in, self))
+            logger.info(f"ADMIN: shortcuts from the profile {self.profile_in}")
+            return None, None
+        return tuple(Measurement(stack) if todo else None for stack, todo in zip(STACKS, unmeasured, strict=True))
+
+    def _end_measuring(self, *measurements):
+        """Write what was measured into the model, and the profile to its file."""
+        done = [measurement for measurement in measurements if measurement is not None]
+        for measurement in done:
+            measurement.commit()
+            logger.info(
+                f"ADMIN: measured the {measurement.stack}'s {len(measurement.omegas)} shortcuts in the first forward "
+                f"pass; ω grows from 1 to {measurement.omegas[-1]:.3f}"
+            )
+        if done and self.profile_out and distributed_utils.get_global_rank() == 0:
+            write_profile(self.profile_out, done)
+            logger.info(f"ADMIN: wrote the profile to {self.profile_out} and {picture_of(self.profile_out)}")
 
     def __prepare_scriptable__(self):
         refuse_torchscript(self)

@@ -2,9 +2,11 @@
 
 from fairseq_rope.positions.base import UNLIMITED, NoPositions, PositionEncoding, Rotation
 from fairseq_rope.positions.learned import LearnedPositions
+from fairseq_rope.positions.relative import check_buckets
 from fairseq_rope.positions.rope import RotaryPositions
 from fairseq_rope.positions.rope_scaling import RopeScaling
 from fairseq_rope.positions.sinusoidal import SinusoidalPositions
+from fairseq_rope.positions.tupe import TupePositions
 
 __all__ = [
     "UNLIMITED",
@@ -15,4 +17,6 @@ __all__ = [
     "RotaryPositions",
     "Rotation",
     "SinusoidalPositions",
+    "TupePositions",
+    "check_buckets",
 ]

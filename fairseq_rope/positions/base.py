@@ -10,8 +10,26 @@ columns (all of them in a full forward pass, one while decoding step by step).
 
 from torch import Tensor, nn
 
+from fairseq_rope.errors import UserError
+
 # What `max_positions()` of an encoding without a length limit of its own returns.
 UNLIMITED = 10**9
+
+
+def check_table_length(tokens: Tensor, padding_idx: int, limit: int, table: str):
+    """Raise a UserError if a row of ``tokens`` has more than ``limit`` tokens that are no pads.
+
+    An index beyond a table ends in a CUDA assertion, which names neither length and leaves the process unusable.
+
+    Args:
+        tokens: token ids (batch, keys).
+        table: what ``limit`` counts, such as ``learned positions``.
+    """
+    # By the tensor's shape first: counting waits for the device.
+    if tokens.size(1) > limit:
+        length = int(tokens.ne(padding_idx).sum(dim=1).max())
+        if length > limit:
+            raise UserError(f"a sequence of {length} tokens is longer than the {limit} {table}")
 
 
 class Rotation:
@@ -40,6 +58,9 @@ class Rotation:
 class PositionEncoding(nn.Module):
     """Position encoding of one Transformer stack (an encoder or a decoder). This base class encodes nothing."""
 
+    def check_length(self, tokens: Tensor):
+        """Raise a UserError if a row of ``tokens`` (batch, keys) is too long; asked before anything is computed."""
+
     def embed(self, tokens: Tensor, query_len: int) -> Tensor | None:
         """What is added to the input embeddings.
 
@@ -49,9 +70,6 @@ class PositionEncoding(nn.Module):
 
         Returns:
             (batch, query_len, embed_dim), or None for nothing.
-
-        Raises:
-            UserError: the sequence is longer than the encoding's table; both lengths are in the message.
         """
         return None
 

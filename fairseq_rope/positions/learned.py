@@ -4,8 +4,7 @@ import torch.nn.functional as F
 from fairseq.utils import make_positions
 from torch import nn
 
-from fairseq_rope.errors import UserError
-from fairseq_rope.positions.base import PositionEncoding
+from fairseq_rope.positions.base import PositionEncoding, check_table_length
 
 
 class LearnedPositions(PositionEncoding):
@@ -22,14 +21,10 @@ class LearnedPositions(PositionEncoding):
         self.weight = weight
         self.padding_idx = padding_idx
 
+    def check_length(self, tokens):
+        check_table_length(tokens, self.padding_idx, self.max_positions(), "learned positions")
+
     def embed(self, tokens, query_len):
-        # Checked by the tensor's shape first: counting the non-pads waits for the device.
-        if tokens.size(1) > self.max_positions():
-            length = int(tokens.ne(self.padding_idx).sum(dim=1).max())
-            if length > self.max_positions():
-                raise UserError(
-                    f"a sequence of {length} tokens is longer than the {self.max_positions()} learned positions"
-                )
         positions = make_positions(tokens, self.padding_idx)[:, -query_len:]  # (batch, query_len)
         return F.embedding(positions, self.weight, self.padding_idx)
 

@@ -19,7 +19,7 @@ CONFIG = Path(fairseq_rope.__file__).parent / "config"
 TASK = ["task=translation", "criterion=label_smoothed_cross_entropy", "optimizer=adam", "lr_scheduler=fixed"]
 
 
-def compose(*overrides):
+def compose(*overrides, task=TASK):
     """What `fairseq-hydra-train --config-dir fairseq_rope/config OVERRIDES` works with."""
     from fairseq.dataclass.initialize import add_defaults, hydra_init
     from hydra import compose, initialize_config_dir
@@ -28,7 +28,7 @@ def compose(*overrides):
     hydra_init("config")
     folder = os.path.join(os.path.dirname(fairseq.__file__), "config")
     with initialize_config_dir(folder):  # no version_base, as fairseq: another one would stay for the whole process
-        cfg = compose("config", overrides=[f"hydra.searchpath=[file://{CONFIG}]", *TASK, *overrides])
+        cfg = compose("config", overrides=[f"hydra.searchpath=[file://{CONFIG}]", *task, *overrides])
     add_defaults(cfg)
     return OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
 
@@ -118,3 +118,21 @@ def test_train_by_hydra_and_generate(digits, tmp_path):
     by_hydra, flags = (runs.generate(digits, tmp_path / name) for name in ("hydra", "flags"))
     assert len(helpers.hypotheses(by_hydra.out)) == 20
     runs.assert_same_lines(by_hydra.out, flags.out)
+
+
+def test_radam_by_file():
+    """`optimizer=radam` has the defaults of `--optimizer radam`, and takes options as other optimisers do."""
+    from fairseq_rope.optim.radam import RAdamConfig, parse_betas
+
+    task = [option for option in TASK if option != "optimizer=adam"]
+    cfg = compose(
+        "model=admin_tiny", "optimizer=radam", "optimizer.adam_betas=[0.9,0.98]", "optimization.lr=[0.001]", task=task
+    )
+    assert cfg.optimizer == {
+        "_name": "radam", "adam_betas": [0.9, 0.98], "adam_eps": 1e-8, "weight_decay": 0.0, "lr": [0.001],
+    }  # fmt: skip
+    given = compose("model=admin_tiny", "optimizer=radam", task=task).optimizer
+    defaults = asdict(RAdamConfig())
+    assert set(given) == {"_name", *defaults}
+    assert tuple(given["adam_betas"]) == parse_betas(defaults["adam_betas"])
+    assert (given["adam_eps"], given["weight_decay"]) == (defaults["adam_eps"], defaults["weight_decay"])

@@ -9,17 +9,25 @@ from fairseq import options, tasks
 
 from fairseq_rope.errors import UserError
 
-AVAILABLE = "is not available in this release; available:"
-POSITIONS = f"{AVAILABLE} sinusoidal, learned, none, rope"
-
 BOTH = [  # flags, and what the message must say
-    (["--position-encoding", "tupe-a"], f"--position-encoding tupe-a {POSITIONS}"),
-    (["--position-encoding", "tupe-r"], f"--position-encoding tupe-r {POSITIONS}"),
-    (["--residual-attention", "sum"], f"--residual-attention sum {AVAILABLE} none"),
-    (["--residual-attention", "mean"], f"--residual-attention mean {AVAILABLE} none"),
-    (["--residual-init", "admin"], f"--residual-init admin {AVAILABLE} default"),
-    (["--residual-init", "admin-torch"], f"--residual-init admin-torch {AVAILABLE} default"),
-    (["--residual-init", "deepnorm"], f"--residual-init deepnorm {AVAILABLE} default"),
+    (
+        ["--residual-init", "admin", "--encoder-normalize-before"],
+        "--residual-init admin scales the shortcuts of a post-norm Transformer, but --encoder-normalize-before asks "
+        "for pre-norm; drop it, or use --residual-init default",
+    ),
+    (["--residual-init", "deepnorm", "--decoder-normalize-before"], "--decoder-normalize-before asks for pre-norm"),
+    (["--residual-encoder-layers", 6], "--residual-encoder-layers is read with --residual-init admin-torch and"),
+    (["--residual-init", "deepnorm", "--residual-decoder-layers", 0], "--residual-decoder-layers must be at least 1"),
+    (["--tupe-reset", "first"], "--tupe-reset first has no effect with --position-encoding"),
+    (["--position-encoding", "tupe-a", "--relative-buckets", 16], "--relative-buckets 16 has no effect with"),
+    (["--position-encoding", "tupe-r", "--relative-buckets", 7], "--relative-buckets must be even and at least 4"),
+    (["--position-encoding", "tupe-r", "--relative-max-distance", 16], "--relative-max-distance must be above half"),
+    (["--position-encoding", "tupe-a", "--cross-self-attention"], "so tupe-a cannot relate them; use"),
+    (["--position-encoding", "tupe-r", "--encoder-learned-pos"], "says tupe-r; drop one of the two"),
+    (
+        ["--residual-init", "admin", "--admin-profile-in", "x", "--admin-profile-out", "y"],
+        "--admin-profile-in replaces the measurement",
+    ),
     (["--admin-profile-out", "x"], "--admin-profile-out needs --residual-init admin, but it is default"),
     (["--admin-profile-in", "x"], "--admin-profile-in needs --residual-init admin, but it is default"),
     (["--encoder-attention-heads", 5], "--encoder-attention-heads 5 does not divide --encoder-embed-dim 64"),
@@ -88,7 +96,7 @@ def test_one_matrix_for_two_dictionaries(digits_separate, tmp_path, arch):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("{'position_encoding':'tupe-r'}", f"--position-encoding tupe-r {POSITIONS}"),
+        ("{'position_encoding':'tupe-r','relative_buckets':5}", "--relative-buckets must be even and at least 4"),
         ("{'position_encoding':'rotary'}", "--position-encoding rotary: no such value; choose one of sinusoidal"),
         ("{'rope_scaling':'ntk','rope_scaling_factor':0.5}", "--rope-scaling-factor must be at least 1, not 0.5"),
     ],

@@ -13,32 +13,18 @@ VARIANTS = {
         "roformer_tiny",
         ["--rope-scaling", "dynamic-ntk", "--rope-scaling-factor", 2, "--rope-train-length", 4],
     ),
+    "tupe-a": ("tupe_a_tiny", []),
+    "tupe-r": ("tupe_r_tiny", ["--tupe-reset", "first"]),
+    "realformer": ("realformer_tiny", []),
+    "admin": ("admin_tiny", []),
+    "realformer-admin": ("realformer_admin_tiny", ["--checkpoint-activations"]),
 }
-DROPOUT = ["--dropout", 0.2, "--attention-dropout", 0.1, "--activation-dropout", 0.1, "--encoder-layerdrop", 0.2]
-QUIET = ["--disable-validation", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", 3, "--clip-norm", 1.0]
-
-
-def assert_equal(a, b, where="state"):
-    """Whether two saved states are the same, tensors bit for bit."""
-    assert type(a) is type(b), where
-    if isinstance(a, torch.Tensor):
-        assert a.dtype == b.dtype and torch.equal(a, b), where
-    elif isinstance(a, dict):
-        assert list(a) == list(b), where
-        for key in a:
-            assert_equal(a[key], b[key], f"{where}.{key}")
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), where
-        for index, (x, y) in enumerate(zip(a, b, strict=True)):
-            assert_equal(x, y, f"{where}[{index}]")
-    else:
-        assert a == b, where
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_two_halves_are_the_whole(digits, tmp_path, name):
     arch, flags = VARIANTS[name]
-    flags = [*flags, *DROPOUT, *QUIET]
+    flags = [*flags, *runs.DROPOUT, *runs.QUIET]
     runs.train(digits, tmp_path / "whole", arch, *flags, updates=6)
     runs.train(digits, tmp_path / "halves", arch, *flags, updates=3)
     half = runs.checkpoint(tmp_path / "halves")
@@ -48,9 +34,9 @@ def test_two_halves_are_the_whole(digits, tmp_path, name):
     # Not one epoch: the second half starts within the first epoch and ends in the second.
     assert half["extra_state"]["train_iterator"]["epoch"] == 1
     assert whole["extra_state"]["train_iterator"]["epoch"] == 2
-    assert_equal(halves["model"], whole["model"])
-    assert_equal(halves["last_optimizer_state"], whole["last_optimizer_state"])
-    assert_equal(halves["extra_state"]["train_iterator"], whole["extra_state"]["train_iterator"])
+    runs.assert_equal(halves["model"], whole["model"])
+    runs.assert_equal(halves["last_optimizer_state"], whole["last_optimizer_state"])
+    runs.assert_equal(halves["extra_state"]["train_iterator"], whole["extra_state"]["train_iterator"])
     assert halves["optimizer_history"][-1]["num_updates"] == whole["optimizer_history"][-1]["num_updates"] == 6
     assert not torch.equal(half["model"]["decoder.layers.1.fc1.bias"], whole["model"]["decoder.layers.1.fc1.bias"])
 

@@ -58,7 +58,7 @@ def test_attend_equals_reference(queries, keys, kind, need_weights):
     if "bias" in kind:
         bias = torch.randn(1, 3, queries, keys, generator=generator)
     want, want_weights = reference(q, k, v, keep, None if bias is None else bias.expand(2, -1, -1, -1))
-    out, weights = attend(q, k, v, mask, causal, 8**-0.5, bias, need_weights=need_weights)
+    out, weights, _ = attend(q, k, v, mask, causal, 8**-0.5, bias, need_weights=need_weights)
     assert torch.allclose(out.double(), want, atol=1e-5)
     if need_weights:
         assert torch.allclose(weights.double(), want_weights, atol=1e-6)
@@ -69,8 +69,8 @@ def test_attend_equals_reference(queries, keys, kind, need_weights):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_both_paths_agree_in_half_precision(dtype):
     q, k, v = (torch.randn(2, 2, 6, 16, generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(3))
-    fused, _ = attend(q, k, v, None, True, 0.25)
-    plain, weights = attend(q, k, v, None, True, 0.25, need_weights=True)
+    fused, _, _ = attend(q, k, v, None, True, 0.25)
+    plain, weights, _ = attend(q, k, v, None, True, 0.25, need_weights=True)
     assert fused.dtype == plain.dtype == dtype and weights.dtype == torch.float32
     assert torch.allclose(fused.float(), plain.float(), atol=8 * torch.finfo(dtype).eps)
 
@@ -79,7 +79,7 @@ def test_gradients_of_both_paths_agree():
     q, k, v = (torch.randn(2, 2, 6, 16, dtype=torch.float64, requires_grad=True) for _ in range(3))
     grads = []
     for need_weights in (False, True):
-        out, _ = attend(q, k, v, None, True, 0.25, need_weights=need_weights)
+        out, _, _ = attend(q, k, v, None, True, 0.25, need_weights=need_weights)
         grads.append(torch.autograd.grad(out.square().sum(), (q, k, v)))
     for a, b in zip(*grads, strict=True):
         assert torch.allclose(a, b, atol=1e-6)  # the plain path takes its softmax in float32
@@ -153,7 +153,7 @@ def test_a_new_position_encoding_is_one_class():
     attention = model.encoder.layers[0].self_attn
     x = torch.randn(7, 1, 64)
     bias = LinearBias().score_bias(torch.ones(1, 7), 7)
-    out, weights = attention(x, score_bias=bias, scale=LinearBias().score_scale(16), need_weights=True)
+    out, weights, _ = attention(x, score_bias=bias, scale=LinearBias().score_scale(16), need_weights=True)
     q, k = (attention._split_heads(proj(x)) for proj in (attention.q_proj, attention.k_proj))
     want = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(32) + bias, -1)
     assert torch.allclose(weights.transpose(0, 1), want, atol=1e-5)

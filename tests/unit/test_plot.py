@@ -109,6 +109,15 @@ def test_drawn_values():
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list(drawn)
 
 
+@pytest.mark.parametrize(("only", "want"), [("training", [[3.0, 2.0]] * 2), ("validation", [[1.0]] * 2)])
+def test_one_of_the_two_losses(only, want):
+    """Five runs and both losses would be ten lines."""
+    logs = [TrainingLog(train={1: 3.0, 2: 2.0}, valid={2: 1.0})] * 2
+    lines = draw(logs, ["a", "b"], only).axes[0].lines
+    assert [list(line.get_ydata()) for line in lines] == want
+    assert [line.get_label() for line in lines] == [f"a, {only}", f"b, {only}"]
+
+
 def test_labels():
     assert default_labels(["x/a/train.log", "x/b/train.log"]) == ["a", "b"]
     assert default_labels(["a/1.log", "a/2.log", "b/1.log"]) == ["a/1.log", "a/2.log", "b"]
@@ -141,6 +150,7 @@ def test_program_writes_a_picture(tmp_path):
         (inner(1, 2), ["--label", "a", "b"], "2 labels for 1 logs"),
         (inner(1, 2), ["--out", "loss.jpeg"], "must end in .png, .pdf, .svg"),
         (inner(1, 2), ["--out", "none/loss.png"], "there is no folder none"),
+        (inner(1, 2), ["--only", "validation"], "train.log holds no validation loss"),
     ],
 )
 def test_refusals(tmp_path, monkeypatch, log, arguments, message):

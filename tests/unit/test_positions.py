@@ -25,7 +25,7 @@ def test_learned_refuses_longer_input_and_names_both_lengths():
     positions = learned(4)
     assert positions.max_positions() == 4
     with pytest.raises(UserError, match=r"5 tokens is longer than the 4 learned positions"):
-        positions.embed(torch.full((1, 5), 7), 5)
+        positions.check_length(torch.full((1, 5), 7))
     # pads do not count
     assert positions.embed(torch.tensor([[1, 1, 7, 7, 7, 7]]), 6).shape == (1, 6, 8)
 

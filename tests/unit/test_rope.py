@@ -120,7 +120,7 @@ def test_values_and_cross_attention_are_not_turned():
     model = models.variant("roformer")
     attention = model.decoder.layers[0].encoder_attn
     source, query = torch.randn(1, 1, 64), torch.randn(4, 1, 64)
-    out, _ = attention(query, source)
+    out, _, _ = attention(query, source)
     assert torch.allclose(out, attention.out_proj(attention.v_proj(source)).expand_as(out), atol=1e-6)
     own = model.encoder.layers[0].self_attn
     x = torch.randn(1, 1, 64)

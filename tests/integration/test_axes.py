@@ -1,0 +1,64 @@
+"""A pairwise covering set of the three axes goes through the programs: train, resume, average, generate."""
+
+import helpers
+import pytest
+import runs
+import torch
+
+from fairseq_rope.config import POSITION_ENCODINGS, RESIDUAL_ATTENTIONS, RESIDUAL_INITS
+
+# Each position encoding meets each initialisation, and the residual attention shifts with both, so every two values
+# of different axes meet once at least. Pre-norm exists with the default initialisation only.
+COVER = [
+    (position, RESIDUAL_ATTENTIONS[(i + j) % 3], init)
+    for i, position in enumerate(POSITION_ENCODINGS)
+    for j, init in enumerate(RESIDUAL_INITS)
+]
+PRE_NORM = ["--encoder-normalize-before", "--decoder-normalize-before"]
+RUNS = [(*axes, False) for axes in COVER] + [
+    (position, RESIDUAL_ATTENTIONS[i % 3], "default", True) for i, position in enumerate(POSITION_ENCODINGS)
+]
+MORE = {"tupe-a": ["--tupe-reset", "first"], "tupe-r": ["--tupe-reset", "eos", "--tupe-reset-form", "joint"]}
+
+
+def test_the_set_covers_all_pairs():
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        values = (POSITION_ENCODINGS, RESIDUAL_ATTENTIONS, RESIDUAL_INITS)
+        assert len({(row[a], row[b]) for row in COVER}) == len(values[a]) * len(values[b])
+
+
+@pytest.mark.parametrize(("position", "attention", "init", "pre_norm"), RUNS)
+def test_train_resume_average_generate(digits, tmp_path, position, attention, init, pre_norm):
+    flags = ["--position-encoding", position, "--residual-attention", attention, "--residual-init", init]
+    flags += [*MORE.get(position, []), *(PRE_NORM if pre_norm else []), *runs.DROPOUT, *runs.QUIET]
+    flags += ["--encoder-layerdrop", 0]  # so that every parameter moves; test_resume.py has it
+    # N updates, a new start and N updates are 2N updates.
+    runs.train(digits, tmp_path / "whole", "baseline_tiny", *flags, updates=4)
+    runs.train(digits, tmp_path / "halves", "baseline_tiny", *flags, updates=2)
+    half = runs.checkpoint(tmp_path / "halves")
+    result = runs.train(digits, tmp_path / "halves", "baseline_tiny", *flags, updates=4)
+    assert "@ 2 updates)" in result.log and "ADMIN: measured" not in result.log
+    whole, halves = (runs.checkpoint(tmp_path / folder) for folder in ("whole", "halves"))
+    runs.assert_equal(halves["model"], whole["model"])
+    runs.assert_equal(halves["last_optimizer_state"], whole["last_optimizer_state"])
+    for name, value in whole["model"].items():
+        moved = not torch.equal(value, half["model"][name])
+        trained = not name.endswith(("version", "_omega"))
+        # A key's bias adds the same to all scores of a query, so the softmax cancels it; Adam still moves it by noise.
+        assert moved == trained or name.endswith("k_proj.bias"), name
+
+    # The mean of copies is the checkpoint, and that of two checkpoints loads.
+    last = tmp_path / "whole" / "checkpoint_last.pt"
+    helpers.run("fairseq-rope-average", "--inputs", last, last, last, "--output", tmp_path / "same.pt")
+    runs.assert_equal(dict(runs.checkpoint(tmp_path, "same.pt")["model"]), dict(whole["model"]))
+    (tmp_path / "half.pt").write_bytes(b"")
+    torch.save(half, tmp_path / "half.pt")
+    helpers.run("fairseq-rope-average", "--inputs", tmp_path / "half.pt", last, "--output", tmp_path / "mean.pt")
+
+    # One sentence at a time, seven or all at once: the same hypotheses.
+    texts = [
+        runs.generate(digits, tmp_path / "mean.pt", "--batch-size", size, "--max-len-b", 8, beam=3).out
+        for size in (1, 7, 64)
+    ]
+    for text in texts[1:]:
+        runs.assert_same_lines(text, texts[0], kinds="HP")
