@@ -51,12 +51,15 @@ def attend(q, k, v, mask, causal, scale, bias=None, dropout=0.0, need_weights=Fa
     if bias is not None:
         logits = logits + bias
     if mask is not None:
-        logits = logits.masked_fill(~mask, float("-inf"))
+        # A query that may look nowhere (a sentence of pads only) gets zeros, as in the fused kernel, not NaN. Its row
+        # stays unmasked and its output is erased: erasing weights would keep a second copy of them for autograd.
+        nowhere = ~mask.any(dim=-1, keepdim=True)
+        logits = logits.masked_fill(~(mask | nowhere), float("-inf"))
     weights = torch.softmax(logits, dim=-1)
-    if mask is not None:
-        # A query that may look nowhere (a sentence of pads only) gets zeros, as in the fused kernel, not NaN.
-        weights = weights.masked_fill(~mask, 0.0)
     out = F.dropout(weights, dropout, training=dropout > 0).type_as(v) @ v
+    if mask is not None:
+        out = out.masked_fill(nowhere, 0.0)
+        weights = weights.masked_fill(~mask, 0.0) if need_weights else weights
     return out, weights if need_weights else None, stream
 
 
@@ -120,13 +123,13 @@ class MultiheadAttention(modules.MultiheadAttention):
         p = dropout.p if self.training or dropout.apply_during_inference else 0.0
         scale = self.scaling if scale is None else scale
 
-        rest = (p, need_weights, stream, divisor)
+        how = {"dropout": p, "need_weights": need_weights, "stream": stream, "divisor": divisor}
         if rotation is not None and not rotation.before_cache:
-            out, weights, stream = self._attend_by_block(q, k, v, mask, causal, scale, score_bias, rotation, *rest)
+            out, weights, stream = self._attend_by_block(q, k, v, mask, causal, scale, score_bias, rotation, **how)
         elif k.size(0) != q.size(0):
-            out, weights, stream = self._attend_by_beam(q, k, v, mask, scale, *rest)
+            out, weights, stream = self._attend_by_beam(q, k, v, mask, scale, **how)
         else:
-            out, weights, stream = attend(q, k, v, mask, causal, scale, score_bias, *rest)
+            out, weights, stream = attend(q, k, v, mask, causal, scale, score_bias, **how)
 
         out = out.permute(2, 0, 1, 3).flatten(2)  # (batch, heads, tgt_len, head_dim) -> (tgt_len, batch, embed_dim)
         return self.out_proj(out), None if weights is None else weights.transpose(0, 1), stream
@@ -149,7 +152,7 @@ class MultiheadAttention(modules.MultiheadAttention):
         self._cache(incremental_state, k, v)
         return k, v
 
-    def _attend_by_beam(self, q, k, v, mask, scale, dropout, need_weights, stream, divisor):
+    def _attend_by_beam(self, q, k, v, mask, scale, **how):
         """Encoder-decoder attention whose keys are stored once a sentence: its beams become rows of queries."""
         sentences, batch, tgt_len = k.size(0), q.size(0), q.size(2)
         beam = batch // sentences
@@ -158,14 +161,14 @@ class MultiheadAttention(modules.MultiheadAttention):
         )  # (sentences, heads, beam·tgt_len, head_dim)
         if mask is not None:  # encoder padding: (batch, 1, 1, src_len), equal for the beams of a sentence
             mask = mask[::beam]
-        out, weights, stream = attend(q, k, v, mask, False, scale, None, dropout, need_weights, stream, divisor)
+        out, weights, stream = attend(q, k, v, mask, False, scale, **how)
 
         def by_beam(x):  # (sentences, heads, beam·tgt_len, …) -> (batch, heads, tgt_len, …)
             return x.unflatten(2, (beam, tgt_len)).transpose(1, 2).flatten(0, 1)
 
         return by_beam(out), None if weights is None else by_beam(weights), stream
 
-    def _attend_by_block(self, q, k, v, mask, causal, scale, bias, rotation, dropout, need_weights, stream, divisor):
+    def _attend_by_block(self, q, k, v, mask, causal, scale, bias, rotation, *, stream, **how):
         """Self-attention whose keys are turned anew for each block of queries (dynamic NTK)."""
         tgt_len, keys = q.size(2), k.size(2)
         if causal:
@@ -178,15 +181,16 @@ class MultiheadAttention(modules.MultiheadAttention):
         for first, end, turn in rotation.blocks():
             turned_q, turned_k = turn(q[:, :, first:end], k)
             mask_rows, bias_rows, stream_rows = (rows(x, first, end) for x in (mask, bias, stream))
-            rest = (dropout, need_weights, stream_rows, divisor)
-            out, weights, summed = attend(turned_q, turned_k, v, mask_rows, False, scale, bias_rows, *rest)
+            out, weights, summed = attend(
+                turned_q, turned_k, v, mask_rows, False, scale, bias_rows, stream=stream_rows, **how
+            )
             outs.append(out)
             all_weights.append(weights)
             streams.append(summed)
         return (
             torch.cat(outs, dim=2),
-            torch.cat(all_weights, dim=2) if need_weights else None,
-            None if divisor is None else torch.cat(streams, dim=2),
+            torch.cat(all_weights, dim=2) if how["need_weights"] else None,
+            None if how["divisor"] is None else torch.cat(streams, dim=2),
         )
 
     def reorder_incremental_state(self, incremental_state, new_order):

@@ -35,10 +35,17 @@ class RopeTransformerConfig(TransformerConfig):
         },
     )
     residual_attention: ChoiceEnum(RESIDUAL_ATTENTIONS) = field(
-        default="none", metadata={"help": "RealFormer's score stream from layer to layer"}
+        default="none",
+        metadata={
+            "help": "RealFormer: softmax over the sum or the mean of this layer's scores and those of all layers before"
+        },
     )
     residual_init: ChoiceEnum(RESIDUAL_INITS) = field(
-        default="default", metadata={"help": "scaled shortcuts: ADMIN (profiled or closed form) or DeepNorm"}
+        default="default",
+        metadata={
+            "help": "scaled shortcuts of a post-norm model: admin is measured in the first training forward pass, "
+            "admin-torch is its closed form of the depth, deepnorm is DeepNet's with its own initialisation"
+        },
     )
     residual_encoder_layers: Optional[int] = field(
         default=None,
@@ -72,15 +79,24 @@ class RopeTransformerConfig(TransformerConfig):
     relative_max_distance: int = field(default=128, metadata={"help": "TUPE-R: distance of the last bucket"})
     ffn_init: ChoiceEnum(["default", "xavier"]) = field(
         default="default",
-        metadata={"help": "feed-forward initialisation: fairseq's, or xavier-uniform with zero bias"},
+        metadata={
+            "help": "feed-forward initialisation: fairseq's, or xavier-uniform with zero bias (of which DeepNorm, "
+            "which has weights of its own, leaves the zero bias)"
+        },
     )
     admin_profile_out: Optional[str] = field(
         default=None,
-        metadata={"help": "ADMIN: write the measured profile to this file (JSON), and a picture beside it (.png)"},
+        metadata={
+            "help": "ADMIN: write the measured profile to this file (JSON), and a picture beside it (.png); no "
+            "effect where a checkpoint holds the shortcuts already"
+        },
     )
     admin_profile_in: Optional[str] = field(
         default=None,
-        metadata={"help": "ADMIN: take the profile from this file (of --admin-profile-out) instead of measuring"},
+        metadata={
+            "help": "ADMIN: take the profile from this file (of --admin-profile-out) instead of measuring; no effect "
+            "where a checkpoint holds the shortcuts already"
+        },
     )
     untied_embeddings: bool = field(
         default=False,

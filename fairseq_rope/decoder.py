@@ -150,14 +150,14 @@ class TransformerDecoder(TransformerDecoderBase):
                 mask,
                 rotation,
                 score_bias,
-                scale,
-                causal,
                 self_stream,
                 cross_stream,
-                stream_divisor(self.cfg.residual_attention, index),
-                incremental_state,
-                need_attn and index == alignment_layer,
-                measurement,
+                scale=scale,
+                causal=causal,
+                divisor=stream_divisor(self.cfg.residual_attention, index),
+                incremental_state=incremental_state,
+                need_weights=need_attn and index == alignment_layer,
+                measurement=measurement,
             )
             inner_states.append(x)
             if weights is not None:

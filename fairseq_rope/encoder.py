@@ -92,7 +92,9 @@ class TransformerEncoder(TransformerEncoderBase):
         stream = None
         for depth, layer in enumerate(layers_to_run(self.layers, measurement is not None)):
             divisor = stream_divisor(self.cfg.residual_attention, depth)
-            x, stream = layer(x, mask, rotation, score_bias, scale, stream, divisor, measurement)
+            x, stream = layer(
+                x, mask, rotation, score_bias, stream, scale=scale, divisor=divisor, measurement=measurement
+            )
             if return_all_hiddens:
                 states.append(x)
         if self.layer_norm is not None:

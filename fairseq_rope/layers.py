@@ -68,8 +68,9 @@ class TransformerEncoderLayer(_Blocks, transformer_layer.TransformerEncoderLayer
         mask: Tensor | None,
         rotation: Rotation | None,
         score_bias: Tensor | None,
-        scale: float,
         stream: Tensor | None,
+        *,
+        scale: float,
         divisor: int | None,
         measurement: Measurement | None = None,
     ):
@@ -127,10 +128,11 @@ class TransformerDecoderLayer(_Blocks, transformer_layer.TransformerDecoderLayer
         self_attn_mask: Tensor | None,
         rotation: Rotation | None,
         score_bias: Tensor | None,
-        scale: float,
-        causal: bool,
         self_stream: Tensor | None,
         cross_stream: Tensor | None,
+        *,
+        scale: float,
+        causal: bool,
         divisor: int | None,
         incremental_state: dict | None = None,
         need_weights: bool = False,
@@ -158,7 +160,16 @@ class TransformerDecoderLayer(_Blocks, transformer_layer.TransformerDecoderLayer
             started = "prev_key" in self.self_attn._get_input_buffer(incremental_state)
             key = x if started else _concat_lengths(encoder_out, x)
         x, _, self_stream = self.self_attn(
-            x, key, self_attn_mask, rotation, score_bias, scale, causal, self_stream, divisor, incremental_state
+            x,
+            key,
+            self_attn_mask,
+            rotation,
+            score_bias,
+            scale,
+            causal=causal,
+            stream=self_stream,
+            divisor=divisor,
+            incremental_state=incremental_state,
         )
         x = self.block_output("self_attn", shortcut, x, self.self_attn_layer_norm, measurement)
 

@@ -34,11 +34,14 @@ def why_not(expected, given):
     for name, (old, new) in shapes.items():
         return f"{name} has the shape {list(old)} in the checkpoint and {list(new)} in this model{_more(shapes)}"
     missing = [name for name in expected if name not in given]
-    if missing:
-        return f"the checkpoint lacks {missing[0]} of this model{_more(missing)}"
+    other = [name for name in missing if "_omega" not in name]  # ADMIN completes a plain checkpoint
+    if other:
+        return f"the checkpoint lacks {other[0]} of this model{_more(other)}"
     surplus = [name for name in given if name not in expected]
     if surplus:
         return f"the checkpoint has {surplus[0]}, which this model lacks{_more(surplus)}{_scaled(surplus)}"
+    if missing:
+        return f"the checkpoint lacks {missing[0]} of this model{_more(missing)}"
     return None
 
 
@@ -103,11 +106,32 @@ def _same_function(filename, model_cfg):
     for name in _UNSEEN:
         if before and before.get(name) != now.get(name):
             flag = "--" + name.replace("_", "-")
+            weights = "" if name.startswith("residual_") else ", or start from its weights with --finetune-from-model"
             raise UserError(
                 f"cannot continue from {filename}: it was trained with {flag} {before.get(name, 'not given')}, this "
-                f"run has {now.get(name, 'not given')}; use another --save-dir, or start from its weights with "
-                "--finetune-from-model"
+                f"run has {now.get(name, 'not given')}; use another --save-dir{weights}"
             )
+
+
+def _same_constants(filename, model_cfg):
+    """Refuse to fine-tune weights that were trained around other constants; nothing in their names or shapes tells."""
+    if not os.path.isfile(filename):
+        return
+    before = structure(load_state(filename, mmap=True))
+    now = structure({"cfg": {"model": model_cfg}})
+    names = ("residual_init", "residual_encoder_layers", "residual_decoder_layers")
+    inits = {before.get("residual_init", "default"), now.get("residual_init", "default")}
+    if inits & {"deepnorm", "admin-torch"} and any(before.get(name) != now.get(name) for name in names):
+        old, new = (
+            f"--residual-init {values.get('residual_init', 'default')}"
+            + "".join(f" for {values[name]} {name.split('_')[1]} layers" for name in names[1:] if name in values)
+            for values in (before, now)
+        )
+        way_out = "fold the checkpoint with fairseq-rope-fold and " if before.get("residual_init") != "default" else ""
+        raise UserError(
+            f"cannot start from the weights of {filename}: they were trained with {old}, this run has {new}; keep it, "
+            f"or {way_out}use --residual-init default or admin"
+        )
 
 
 def _explain_resume():
@@ -119,6 +143,8 @@ def _explain_resume():
             try:
                 if not (args[0] if args else kwargs.get("reset_optimizer", False)):
                     _same_function(filename, self.cfg.model)
+                else:
+                    _same_constants(filename, self.cfg.model)
                 return stock(self, filename, *args, **kwargs)
             except UserError:
                 raise

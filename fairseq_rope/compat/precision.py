@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import logging
+from contextlib import contextmanager
 
 import torch
 
@@ -45,6 +46,31 @@ def _refuse_fp16_on_cpu():
     before_run(_needs_gpu)
 
 
+@contextmanager
+def _cuda_means_here():
+    """Let ``tensor.cuda()`` return the tensor itself."""
+    stock = torch.Tensor.cuda
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self
+    try:
+        yield
+    finally:
+        torch.Tensor.cuda = stock
+
+
+def _overflow_on_cpu():
+    from fairseq.trainer import Trainer
+
+    @wrap(Trainer, "train_step")
+    def train_step(stock):
+        def take(self, *args, **kwargs):
+            if self.cuda or not self.cfg.common.fp16:
+                return stock(self, *args, **kwargs)
+            with _cuda_means_here():
+                return stock(self, *args, **kwargs)
+
+        return take
+
+
 def _ask_for_bfloat16(cfg, program):
     if cfg.common.bf16 and program in _READ_OVERRIDES:
         overrides = ast.literal_eval(cfg.common_eval.model_overrides)
@@ -73,6 +99,11 @@ MENDS = [
         name="fp16 on the CPU",
         reason="stock ends in a traceback that says torch was not compiled with CUDA",
         apply=_refuse_fp16_on_cpu,
+    ),
+    Mend(
+        name="overflow on the CPU",
+        reason="with --memory-efficient-fp16 the first gradient that overflows ends stock in a traceback about CUDA",
+        apply=_overflow_on_cpu,
     ),
     Mend(
         name="bf16 without TPU",

@@ -196,9 +196,18 @@ class TranslationTransformer(TransformerModelBase):
         if not self.training:
             return None, None
         unmeasured = [is_unmeasured(self.encoder.layers), is_unmeasured(self.decoder.layers)]
-        if any(unmeasured) and self.profile_in:
+        if not any(unmeasured):
+            for name, path in (("in", self.profile_in), ("out", self.profile_out)):
+                if path:
+                    logger.warning(
+                        f"ADMIN: the checkpoint holds its shortcuts, so --admin-profile-{name} has no effect"
+                    )
+            self.profile_in = self.profile_out = None
+            return None, None
+        if self.profile_in:
             fill(self, read_profile(self.profile_in, self))
             logger.info(f"ADMIN: shortcuts from the profile {self.profile_in}")
+            self.profile_in = None
             return None, None
         return tuple(Measurement(stack) if todo else None for stack, todo in zip(STACKS, unmeasured, strict=True))
 
@@ -211,9 +220,11 @@ class TranslationTransformer(TransformerModelBase):
                 f"ADMIN: measured the {measurement.stack}'s {len(measurement.omegas)} shortcuts in the first forward "
                 f"pass; ω grows from 1 to {measurement.omegas[-1]:.3f}"
             )
-        if done and self.profile_out and distributed_utils.get_global_rank() == 0:
-            write_profile(self.profile_out, done)
-            logger.info(f"ADMIN: wrote the profile to {self.profile_out} and {picture_of(self.profile_out)}")
+        if done and self.profile_out:
+            if distributed_utils.get_global_rank() == 0:
+                write_profile(self.profile_out, self, done)
+                logger.info(f"ADMIN: wrote the profile to {self.profile_out} and {picture_of(self.profile_out)}")
+            self.profile_out = None
 
     def __prepare_scriptable__(self):
         refuse_torchscript(self)

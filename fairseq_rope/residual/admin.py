@@ -11,13 +11,11 @@ from fairseq_rope.errors import UserError
 
 
 def is_unmeasured(layers) -> bool:
-    """Whether the ADMIN stack ``layers`` (a ModuleList) is still unmeasured; False for stacks without a measured ω.
-
-    All blocks of a stack are measured in one pass and written together, so the first one speaks for all.
-    """
-    first = next(iter(layers.children()), None)
-    omega = getattr(first, "self_attn_omega", None)
-    return omega is not None and bool((omega == 0).any())
+    """Whether a block of the stack ``layers`` (a ModuleList) has an ω that is still to be measured."""
+    omegas = [
+        value[0] for layer in layers.children() for name, value in layer._buffers.items() if name.endswith("_omega")
+    ]
+    return bool(omegas) and bool((torch.stack(omegas) == 0).any())  # one question to the device
 
 
 def variance(x: Tensor) -> Tensor:

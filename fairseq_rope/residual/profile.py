@@ -14,13 +14,14 @@ STACKS = ("encoder", "decoder")
 
 
 def picture_of(path) -> Path:
-    """Where the picture of the profile ``path`` lies: the same name, ending in ``.png``."""
-    return Path(path).with_suffix(".png")
+    """Where the picture of the profile ``path`` lies: ``.png`` in place of ``.json``, or after any other name."""
+    path = Path(path)
+    return path.with_suffix(".png") if path.suffix == ".json" else path.with_name(path.name + ".png")
 
 
 def check_profile_out(path):
     """Raise a UserError, before training, unless both files can be written."""
-    if picture_of(path) == Path(path):
+    if Path(path).suffix == ".png":
         raise UserError(f"--admin-profile-out {path} is for JSON; give it another ending, the picture gets .png")
     check_writable(path)
     check_writable(picture_of(path))
@@ -78,30 +79,32 @@ def fill(model, profile: dict[str, list[float]]):
                 getattr(layer, name).fill_(omega)
 
 
-def write_profile(path, measurements):
+def write_profile(path, model, measurements):
     """Write a measured profile as JSON and as a picture.
 
     Args:
         path: JSON file; the picture lies beside it.
-        measurements: finished :class:`~fairseq_rope.residual.admin.Measurement` of encoder and decoder.
+        model: what was measured.
+        measurements: finished :class:`~fairseq_rope.residual.admin.Measurement` of encoder and decoder, or of one of
+            them; the other's ω then come from the model, where a checkpoint has put them.
     """
-    content = {
-        measurement.stack: {
-            "omega": measurement.omegas,
-            "shortcut_variance": measurement.shortcut_variances,
-            "branch_variance": measurement.branch_variances,
-        }
-        for measurement in measurements
-    }
+    measured = {measurement.stack: measurement for measurement in measurements}
+    content = {}
+    for stack in STACKS:
+        known = [float(getattr(layer, name)[0]) for layer, name in blocks(getattr(model, stack).layers)]
+        content[stack] = {"omega": measured[stack].omegas if stack in measured else known}
+        if stack in measured:
+            content[stack]["shortcut_variance"] = measured[stack].shortcut_variances
+            content[stack]["branch_variance"] = measured[stack].branch_variances
     with replacing(path) as file:
         json.dump(content, file, indent=2)
         file.write("\n")
-    figure = draw(measurements)
+    figure = draw({stack: part["omega"] for stack, part in content.items()})
     with replacing(picture_of(path), "wb") as file:
         figure.savefig(file, format="png", dpi=120)
 
 
-def draw(measurements):
+def draw(profile: dict[str, list[float]]):
     """ω of every block by its number, one line a stack, as a matplotlib Figure."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -109,9 +112,8 @@ def draw(measurements):
     figure = Figure(figsize=(6, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for measurement in measurements:
-        numbers = range(1, len(measurement.omegas) + 1)
-        axes.plot(numbers, measurement.omegas, marker="." if len(numbers) < 50 else None, label=measurement.stack)
+    for stack, omegas in profile.items():
+        axes.plot(range(1, len(omegas) + 1), omegas, marker="." if len(omegas) < 50 else None, label=stack)
     axes.set_xlabel("residual block")
     axes.set_ylabel("ω, factor of the shortcut")
     axes.set_title("ADMIN profile")

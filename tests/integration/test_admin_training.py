@@ -79,7 +79,7 @@ def test_profile_in_is_the_measurement(trained, digits, tmp_path):
     [
         ["--update-freq", 3],
         ["--bf16"],
-        ["--checkpoint-activations"],
+        ["--checkpoint-activations", "--offload-activations", "--residual-attention", "sum"],
         ["--encoder-layerdrop", 0.6, "--decoder-layerdrop", 0.6],
         ["--residual-attention", "mean", "--position-encoding", "rope", "--amp"],
     ],
@@ -93,9 +93,12 @@ def test_with_other_ways_of_training(digits, tmp_path, flags):
     assert len(helpers.hypotheses(runs.generate(digits, tmp_path).out)) == 20
 
 
-def test_moving_average(digits, tmp_path):
+@pytest.mark.parametrize("flags", [[], ["--bf16", "--update-freq", 2]], ids=["fp32", "bf16"])
+def test_moving_average(digits, tmp_path, flags):
     """--store-ema keeps a copy of the model; what is measured is copied, what is trained is averaged."""
-    runs.train(digits, tmp_path, "admin_tiny", *QUIET, "--store-ema", "--ema-decay", 0.9, "--ema-fp32", updates=4)
+    flags = [*QUIET, "--store-ema", "--ema-decay", 0.9, "--ema-fp32", *flags]
+    runs.train(digits, tmp_path, "admin_tiny", *flags, updates=2)
+    runs.train(digits, tmp_path, "admin_tiny", *flags, updates=4)
     state = runs.checkpoint(tmp_path)
     ema = state["extra_state"]["ema"]
     for name, value in state["model"].items():
@@ -146,21 +149,11 @@ def test_killed_in_the_first_update_and_started_again(digits, tmp_path, monkeypa
     runs.assert_equal(runs.parameters(tmp_path / "killed"), runs.parameters(tmp_path / "whole"))
 
 
-def test_an_overflow_in_the_first_update(digits, tmp_path, monkeypatch):
-    """Loss scaling skips updates whose gradients overflow; the measured values stay, and nothing is measured twice."""
-    stock = Trainer.clip_grad_norm
-    calls = []
-
-    def clip_grad_norm(self, *args):
-        calls.append(1)
-        if len(calls) <= 2:
-            raise OverflowError("overflow")
-        return stock(self, *args)
-
-    monkeypatch.setattr(Trainer, "clip_grad_norm", clip_grad_norm)
-    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)  # stock expects overflows on a GPU only
-    result = runs.train(digits, tmp_path, "admin_tiny", *QUIET, updates=2)
-    assert result.log.count(MEASURED) == 1 and result.log.count("gradient overflow detected") == 2
+def test_an_overflow_in_the_first_update(digits, tmp_path):
+    """Updates whose gradients overflow are skipped; the measured values stay, and nothing is measured twice."""
+    flags = [*QUIET, "--memory-efficient-fp16", "--fp16-init-scale", 2**26]
+    result = runs.train(digits, tmp_path, "admin_tiny", *flags, updates=2)
+    assert result.log.count(MEASURED) == 1 and result.log.count("gradient overflow detected") >= 2
     assert runs.checkpoint(tmp_path)["optimizer_history"][-1]["num_updates"] == 2
     assert max(omegas(tmp_path).values()) > 1.3
 
@@ -175,6 +168,47 @@ def test_fine_tuning_from_a_plain_model(digits, tmp_path):
     assert "ADMIN: measured" not in result.log
     assert set(omegas(tmp_path / "tuned").values()) == {1.0}
     assert runs.generate(digits, tmp_path / "tuned").out == runs.generate(digits, tmp_path / "plain").out
+
+
+def test_profiles_without_effect_are_named(trained, digits, tmp_path):
+    """Where a checkpoint holds the shortcuts neither file is read or written, and the log says so."""
+    folder, _ = trained
+    out = tmp_path / "p.json"
+    flags = [*QUIET, "--restore-file", folder / "checkpoint_last.pt"]
+    result = runs.train(digits, tmp_path, "admin_tiny", *flags, "--admin-profile-out", out, updates=6)
+    assert result.log.count("so --admin-profile-out has no effect") == 1 and not out.exists()
+
+
+def test_fine_tuning_across_constants_is_refused(digits, tmp_path):
+    """DeepNorm's and admin-torch's shortcuts are constants, which no parameter's name or shape would give away."""
+    for init in ("default", "deepnorm", "admin-torch"):
+        runs.train(digits, tmp_path / init, "baseline_tiny", *QUIET, "--residual-init", init, updates=1)
+    for before, flags in (
+        ("deepnorm", ["--residual-init", "default"]),
+        ("deepnorm", ["--residual-init", "admin"]),
+        ("admin-torch", ["--residual-init", "admin"]),
+        ("default", ["--residual-init", "deepnorm"]),
+        ("deepnorm", ["--residual-init", "deepnorm", "--residual-encoder-layers", 9]),
+    ):
+        checkpoint = tmp_path / before / "checkpoint_last.pt"
+        result = runs.train(
+            digits, tmp_path / "new", "baseline_tiny", *QUIET, *flags, "--finetune-from-model", checkpoint, check=False
+        )
+        message = runs.reason(result)
+        assert f"they were trained with --residual-init {before}" in message
+        assert ("fairseq-rope-fold" in message) == (before != "default")
+    flags = ["--residual-init", "deepnorm", "--finetune-from-model", tmp_path / "deepnorm" / "checkpoint_last.pt"]
+    runs.train(digits, tmp_path / "new", "baseline_tiny", *QUIET, *flags, updates=1)
+
+
+def test_what_really_does_not_fit_is_named(digits, tmp_path):
+    """A plain checkpoint lacks ω, which is completed; the reason for refusing it is something else."""
+    runs.train(digits, tmp_path, "baseline_tiny", *QUIET, "--encoder-learned-pos", updates=1)
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    result = runs.train(
+        digits, tmp_path / "new", "admin_tiny", *QUIET, "--finetune-from-model", checkpoint, check=False
+    )
+    assert "the checkpoint has encoder.embed_positions.weight, which this model lacks" in runs.reason(result)
 
 
 def test_resuming_with_another_axis_is_refused(trained, digits, tmp_path):

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.real_programs
 
 QUICKSTART = helpers.ROOT / "scripts" / "quickstart.sh"
 MULTI30K = helpers.ROOT / "examples" / "multi30k" / "run.sh"
+DEEP = helpers.ROOT / "examples" / "deep" / "run.sh"
 
 
 def spawn(script, *args, cwd=None, **env):
@@ -129,7 +130,7 @@ def test_multi30k_on_a_slice(multi30k_slice, tmp_path):
         (["--updates", "1e3"], "--updates must be a whole number of at least 1, not '1e3'"),
         (["--updates=0"], "not '0'"),
         (["--pair", "en-xx"], "no language pair 'en-xx'; there are: en-de en-fr"),
-        (["--arch", "roformer_huge"], "no architecture 'roformer_huge'; there are: baseline_iwslt"),
+        (["--arch", "roformer_huge"], "no architecture 'roformer_huge'; there are: admin_iwslt"),
         (["--data", "nowhere"], "there is no folder"),
     ],
 )
@@ -248,3 +249,25 @@ def test_a_checkpoint_cut_short_is_replaced(whole, tmp_path):
         assert last.read_bytes() == (tmp_path / "checkpoint_1_20.pt").read_bytes()
     else:
         assert "starting the training afresh" in out and not last.exists()
+
+
+def test_deep(multi30k_slice, tmp_path):
+    """Two methods, then a third one in the same folder; and what is refused before anything starts."""
+    out = tmp_path / "deep"
+    env = {"FAIRSEQ_ROPE_DATA": str(multi30k_slice), "OUT": str(out), "UPDATES": "2"}
+    text = run(DEEP, "2-1", "plain", "admin", **env)
+    assert "[4/6] train plain" in text and "[5/6] train admin" in text and "picture: " in text
+    assert "best validation" in text and "admin took" in text
+    profile = json.loads((out / "admin" / "profile.json").read_text())
+    assert (len(profile["encoder"]["omega"]), len(profile["decoder"]["omega"])) == (4, 3)
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    for method in ("plain", "admin"):
+        assert (out / method / "checkpoints" / "checkpoint_last.pt").exists()
+
+    text = run(DEEP, "2-1", "plain", "admin", "deepnorm", **env)
+    assert text.count("finished earlier, reused") == 5 and "[6/7] train deepnorm" in text
+    assert "deepnorm: training" in text
+
+    assert "no method 'post-norm'; there are: plain" in run(DEEP, "2-1", "post-norm", code=2, **env)
+    assert "LAYERS must be encoder-decoder, such as 18-18, not '18'" in run(DEEP, "18", code=2, **env)
+    assert "before:  layers=2-1" in run(DEEP, "2-2", "plain", code=1, **env)

@@ -152,6 +152,36 @@ def test_a_plain_checkpoint_counts_as_measured_with_omega_one():
     assert torch.equal(models.logits(admin.eval(), SOURCE, TARGET), models.logits(plain, SOURCE, TARGET))
 
 
+def test_only_a_whole_plain_layer_counts_as_measured():
+    """Loading an embedding, or a layer whose ω got lost, must not switch the measurement off."""
+    model = fresh(dropout=0.0)
+    model.load_state_dict({"encoder.embed_tokens.weight": torch.randn(44, 64)}, strict=False)
+    assert is_unmeasured(model.encoder.layers) and is_unmeasured(model.decoder.layers)
+    state = models.build("admin_tiny").state_dict()
+    del state["encoder.layers.1.ffn_omega"]
+    with pytest.raises(UserError, match=r"lacks encoder\.layers\.1\.ffn_omega"):
+        model.load_state_dict(state)
+    closed_form = models.build("admin_tiny", residual_init="admin-torch").state_dict()
+    with pytest.raises(UserError, match=r"lacks encoder\.layers\.0\.self_attn_omega"):
+        model.load_state_dict(closed_form)
+
+
+def test_a_small_offset_has_an_effect_in_bfloat16():
+    """ω + offset is not rounded to the model's precision, where 8.8 + 0.02 would be 8.8."""
+    model = fresh(dropout=0.0)
+    run(model)
+    layer = model.encoder.layers[1].to(torch.bfloat16)
+    layer.ffn_omega.fill_(8.8)
+    x = torch.full((1, 1, 64), 1.7, dtype=torch.bfloat16)
+    want = layer.scaled_shortcut("ffn", x, x)
+    with torch.no_grad():
+        layer.ffn_omega_offset.fill_(0.03)
+    moved = layer.scaled_shortcut("ffn", x * 4, x)
+    assert moved.dtype == torch.bfloat16
+    assert torch.equal(moved, ((8.8 + float(torch.tensor(0.03).bfloat16())) * x.float() * 4).bfloat16())
+    assert not torch.equal(moved, want * 4)
+
+
 def test_names_and_the_fixed_first_block():
     """One buffer a block; an offset for all but the first of each stack; nothing else."""
     admin = models.build("admin_tiny").state_dict()

@@ -8,6 +8,7 @@ import torch
 
 from fairseq_rope.errors import UserError
 from fairseq_rope.residual import is_unmeasured
+from fairseq_rope.residual.profile import picture_of
 
 SOURCE = models.batch([7, 3, 12])
 TARGET = models.batch([6, 9, 2], bos=2, left=False)
@@ -68,6 +69,26 @@ def test_measured_only_once_and_never_in_evaluation(tmp_path):
     path.unlink()
     run(model)
     assert not path.exists()
+
+
+def test_names_of_the_picture(tmp_path):
+    for name, picture in (("a.json", "a.png"), ("run.v1", "run.v1.png"), ("run", "run.png")):
+        assert picture_of(tmp_path / name) == tmp_path / picture
+
+
+def test_one_stack_measured(tmp_path, profile):
+    """The other came from a checkpoint; the file still holds both and can be read."""
+    path = tmp_path / "both.json"
+    model = build(admin_profile_out=str(path))
+    with torch.no_grad():
+        for name, buffer in model.encoder.named_buffers():
+            if name.endswith("_omega"):
+                buffer.fill_(1.0)
+    run(model)
+    content = json.loads(path.read_text())
+    assert content["encoder"] == {"omega": [1.0] * 4}
+    assert content["decoder"]["omega"][-1] > 1.3
+    run(build(admin_profile_in=str(path)))
 
 
 def test_file_names_stay_out_of_checkpoints(profile):

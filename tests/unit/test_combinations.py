@@ -97,3 +97,30 @@ def test_a_flag_overrides_the_family():
     model = models.build("realformer_admin_tiny", residual_attention="sum", residual_init="default")
     assert model.encoder.cfg.residual_attention == "sum"
     assert not [name for name in model.state_dict() if "omega" in name]
+
+
+# Each position encoding with each initialisation, residual attention shifting with both: all pairs of values meet.
+COVER = [
+    (position, RESIDUAL_ATTENTIONS[(i + j) % 3], init)
+    for i, position in enumerate(POSITION_ENCODINGS)
+    for j, init in enumerate(RESIDUAL_INITS)
+]
+NARROW = {
+    f"{stack}_{name}": value
+    for stack in ("encoder", "decoder")
+    for name, value in {"embed_dim": 16, "ffn_embed_dim": 24, "attention_heads": 2}.items()
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "dtype"), [(row, (torch.float16, torch.bfloat16)[i % 2]) for i, row in enumerate(COVER)]
+)
+def test_60_layers_in_half_precision(row, dtype):
+    """Finite, and near what float32 computes with the same rounded weights."""
+    model = models.build("baseline_tiny", encoder_layers=60, decoder_layers=12, **NARROW, **flags_of(*row)).to(dtype)
+    half = models.logits(model, SOURCE, TARGET)
+    full = models.logits(model.float(), SOURCE, TARGET)
+    assert half.dtype == dtype and torch.isfinite(half).all()
+    # Rounding of 72 layers adds up to several units; a term left out or doubled changes logits by their own size.
+    ok, difference = models.close(half.float(), full, 32 * torch.finfo(dtype).eps)
+    assert ok, difference
