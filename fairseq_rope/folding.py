@@ -165,7 +165,8 @@ def effective_omega(model: dict[str, Tensor], name: str, constant: float | None)
                 "fold a checkpoint that was saved after the first update"
             )
     if offset is not None:
-        omega = omega + offset.float()  # float32, as in the layer: the sum's rounding is part of the function
+        # The sum in float32, as in the layer (float64 in a float64 model): its rounding is part of the function.
+        omega = omega + (offset if offset.dtype == torch.float64 else offset.float())
     return torch.as_tensor(omega, dtype=torch.float64)
 
 
