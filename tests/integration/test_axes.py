@@ -51,14 +51,12 @@ def test_train_resume_average_generate(digits, tmp_path, position, attention, in
     last = tmp_path / "whole" / "checkpoint_last.pt"
     helpers.run("fairseq-rope-average", "--inputs", last, last, last, "--output", tmp_path / "same.pt")
     runs.assert_equal(dict(runs.checkpoint(tmp_path, "same.pt")["model"]), dict(whole["model"]))
-    (tmp_path / "half.pt").write_bytes(b"")
     torch.save(half, tmp_path / "half.pt")
     helpers.run("fairseq-rope-average", "--inputs", tmp_path / "half.pt", last, "--output", tmp_path / "mean.pt")
 
-    # One sentence at a time, seven or all at once: the same hypotheses.
-    texts = [
+    # One sentence at a time or all at once: the same hypotheses.
+    one, all_ = (
         runs.generate(digits, tmp_path / "mean.pt", "--batch-size", size, "--max-len-b", 8, beam=3).out
-        for size in (1, 7, 64)
-    ]
-    for text in texts[1:]:
-        runs.assert_same_lines(text, texts[0], kinds="HP")
+        for size in (1, 64)
+    )
+    runs.assert_same_lines(all_, one, kinds="HP")

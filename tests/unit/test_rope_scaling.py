@@ -94,8 +94,8 @@ def test_dynamic_ntk_decoder_attention_equals_reference(left):
     rotation = decoder.embed_positions.rotation(tokens, 14, causal=True)
     causal, mask = decoder._self_attention_mask(tokens, 14, False, None, None)
     with torch.no_grad():
-        got, _ = attention(x, None, mask, rotation, causal=causal)
-        weighted, weights = attention(x, None, mask, rotation, causal=causal, need_weights=True)
+        got, _, _ = attention(x, None, mask, rotation, causal=causal)
+        weighted, weights, _ = attention(x, None, mask, rotation, causal=causal, need_weights=True)
         want = reference_self_attention(attention, x, decoder.embed_positions.scaling, tokens.eq(1))
     real = tokens.ne(1).T
     for result in (got, weighted):
