@@ -108,6 +108,31 @@ def test_moving_average(digits, tmp_path, flags):
     assert 0 < float(ema[name].abs().max()) < float(state["model"][name].abs().max())
 
 
+@pytest.mark.parametrize("how", ["--restore-file", "--finetune-from-model"])
+def test_moving_average_of_a_run_without_one(trained, digits, tmp_path, how):
+    """The average starts from the checkpoint's parameters, whether the run is resumed or fine-tuned."""
+    folder, _ = trained
+    flags = [*QUIET, how, folder / "checkpoint_last.pt", "--store-ema", "--ema-decay", 0.5, "--lr", 0]
+    flags += ["--reset-optimizer"] if how == "--restore-file" else []
+    runs.train(digits, tmp_path, "admin_tiny", *flags, updates=6)
+    state = runs.checkpoint(tmp_path)
+    before = runs.parameters(folder)
+    assert set(state["extra_state"]["ema"]) == set(before)
+    for name, value in state["extra_state"]["ema"].items():
+        assert torch.allclose(value, before[name]), name
+
+
+def test_moving_average_of_a_pre_norm_model(digits, tmp_path):
+    """The copy keeps the LayerNorm after the last layer; stock takes it for a checkpoint from before there was one."""
+    flags = ["--encoder-normalize-before", "--decoder-normalize-before", "--store-ema", "--ema-decay", 0.5]
+    runs.train(digits, tmp_path, "roformer_tiny", *QUIET, *flags, updates=2)
+    runs.train(digits, tmp_path, "roformer_tiny", *QUIET, *flags, updates=4)
+    state = runs.checkpoint(tmp_path)
+    assert list(state["extra_state"]["ema"]) == list(state["model"])
+    assert "decoder.layer_norm.weight" in state["model"]
+    assert float(state["extra_state"]["ema"]["decoder.version"]) == 3
+
+
 class Killed(BaseException):
     """Ends a run in the middle, where no handler of fairseq catches it."""
 
