@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_rope.errors import UserError
+from fairseq_rope.positions import OPTION_READERS
 
 # fairseq's names: at the end of an epoch; within an epoch (epoch, update); the best ones (metric, value)
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
@@ -19,9 +20,6 @@ _STRUCTURE = re.compile(
     r"cross_self_attention|no_cross_attention|adaptive_input|share_.*embed.*|"
     r"position_encoding|rope_.+|tupe_.+|relative_.+|residual_(attention|init|encoder_layers|decoder_layers)"
 )
-
-# Options that only some position encodings read.
-_READERS = {"rope_": ("rope",), "tupe_": ("tupe-a", "tupe-r"), "relative_": ("tupe-r",)}
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def structure(state):
         options["position_encoding"] = _position_encoding(options)
         for name, stock in (("residual_attention", "none"), ("residual_init", "default")):
             options[name] = options.get(name) or stock
-    for prefix, readers in _READERS.items():  # recorded in every checkpoint, but not always read
+    for prefix, readers in OPTION_READERS.items():  # recorded in every checkpoint, but not always read
         if options.get("position_encoding") not in readers:
             options = {name: value for name, value in options.items() if not name.startswith(prefix)}
     return {name: value for name, value in options.items() if value is not None and _STRUCTURE.fullmatch(name)}

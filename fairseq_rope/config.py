@@ -12,7 +12,7 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_rope.errors import UserError
-from fairseq_rope.positions import RopeScaling, check_buckets
+from fairseq_rope.positions import OPTION_READERS, RopeScaling, check_buckets
 
 POSITION_ENCODINGS = ["sinusoidal", "learned", "none", "rope", "tupe-a", "tupe-r"]
 RESIDUAL_ATTENTIONS = ["none", "sum", "mean"]
@@ -155,14 +155,13 @@ def _check_values(cfg):
 def _check_effect(cfg):
     """Refuse options that nothing reads with the position encodings in use."""
     in_use = {cfg.position_encoding_of("encoder"), cfg.position_encoding_of("decoder")}
-    readers = {"rope_": {"rope"}, "tupe_": {"tupe-a", "tupe-r"}, "relative_": {"tupe-r"}}
     for name, option in RopeTransformerConfig.__dataclass_fields__.items():
-        for prefix, encodings in readers.items():
+        for prefix, encodings in OPTION_READERS.items():
             value = getattr(cfg, name) if name.startswith(prefix) else option.default
-            if value != option.default and not in_use & encodings:
+            if value != option.default and not in_use & set(encodings):
                 raise UserError(
                     f"{flag(name)} {value} has no effect with --position-encoding {' and '.join(sorted(in_use))}; it "
-                    f"is read by {' and '.join(sorted(encodings))}"
+                    f"is read by {' and '.join(encodings)}"
                 )
 
 

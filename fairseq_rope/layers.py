@@ -77,8 +77,8 @@ class TransformerEncoderLayer(_Blocks, transformer_layer.TransformerEncoderLayer
         """Args:
             x: (src_len, batch, embed_dim).
             mask, rotation, score_bias, scale, divisor: see :class:`~fairseq_rope.attention.MultiheadAttention`.
-            stream: the layer before's, (batch, heads, src_len, src_len) or None. Like every tensor here a positional
-                argument, because activation checkpointing finds the gradients of no other.
+            stream: the layer before's, (batch, heads, src_len, src_len) or None. An argument by itself, because
+                activation checkpointing loses the gradients of tensors inside dicts and other objects.
             measurement: ADMIN's, in a measuring pass.
 
         Returns:

@@ -7,6 +7,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 import fairseq_rope  # noqa: F401  registers the architectures
+from fairseq_rope.config import POSITION_ENCODINGS, RESIDUAL_ATTENTIONS, RESIDUAL_INITS
 
 # Every family and position encoding, with the variants of RoPE; what decodes must decode alike.
 VARIANTS = {
@@ -58,6 +59,14 @@ VARIANTS = {
     "deepnorm": ("baseline_tiny", {"residual_init": "deepnorm", "position_encoding": "tupe-a"}),
 }
 
+# A pairwise covering set of the three axes: each position encoding meets each initialisation; residual attention
+# shifts with both, so every two values of different axes meet once at least.
+COVER = [
+    (position, RESIDUAL_ATTENTIONS[(i + j) % 3], init)
+    for i, position in enumerate(POSITION_ENCODINGS)
+    for j, init in enumerate(RESIDUAL_INITS)
+]
+
 
 class Task:
     """The two dictionaries that a model is built for."""
@@ -100,6 +109,16 @@ def variant(name, **flags):
     """The model of ``VARIANTS[name]``."""
     arch, own = VARIANTS[name]
     return build(arch, **{**own, **flags})
+
+
+def unmeasured(arch="admin_tiny", **flags):
+    """An ADMIN model in training mode, as built: its shortcuts are still to be measured."""
+    model = build(arch, **flags)
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            if "_omega" in name:
+                value.zero_()
+    return model.train()
 
 
 def batch(lengths, symbols=40, left=True, bos=None, extra=0, seed=3):

@@ -8,7 +8,11 @@ from fairseq_rope.positions.rope_scaling import RopeScaling
 from fairseq_rope.positions.sinusoidal import SinusoidalPositions
 from fairseq_rope.positions.tupe import TupePositions
 
+# Which encodings read the options whose names begin so.
+OPTION_READERS = {"rope_": ("rope",), "tupe_": ("tupe-a", "tupe-r"), "relative_": ("tupe-r",)}
+
 __all__ = [
+    "OPTION_READERS",
     "UNLIMITED",
     "LearnedPositions",
     "NoPositions",

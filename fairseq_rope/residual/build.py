@@ -20,12 +20,10 @@ def init_residuals(layers, how: str, stack: str, encoder_layers: int, decoder_la
         stack: ``encoder`` or ``decoder``.
         encoder_layers, decoder_layers: depths that constants are computed for.
     """
-    layers = list(layers.children())  # not by iterating, which is where LayerDrop drops some
     if how == "default":
         return
-    # As many blocks a layer as the encoder or the decoder has, also in a model pruned to no layer.
     depth = {"encoder": encoder_layers, "decoder": decoder_layers}[stack]
-    for index, layer in enumerate(layers):
+    for index, layer in enumerate(layers.children()):  # not by iterating, which is where LayerDrop drops some
         blocks = blocks_of(layer)
         if how == "deepnorm":
             alpha, beta = deepnorm_constants(stack, encoder_layers, decoder_layers, cross_attention=_crosses(layer))

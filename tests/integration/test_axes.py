@@ -1,21 +1,16 @@
 """A pairwise covering set of the three axes goes through the programs: train, resume, average, generate."""
 
 import helpers
+import models
 import pytest
 import runs
 import torch
 
 from fairseq_rope.config import POSITION_ENCODINGS, RESIDUAL_ATTENTIONS, RESIDUAL_INITS
 
-# Each position encoding meets each initialisation, and the residual attention shifts with both, so every two values
-# of different axes meet once at least. Pre-norm exists with the default initialisation only.
-COVER = [
-    (position, RESIDUAL_ATTENTIONS[(i + j) % 3], init)
-    for i, position in enumerate(POSITION_ENCODINGS)
-    for j, init in enumerate(RESIDUAL_INITS)
-]
+# Pre-norm exists with the default initialisation only.
 PRE_NORM = ["--encoder-normalize-before", "--decoder-normalize-before"]
-RUNS = [(*axes, False) for axes in COVER] + [
+RUNS = [(*axes, False) for axes in models.COVER] + [
     (position, RESIDUAL_ATTENTIONS[i % 3], "default", True) for i, position in enumerate(POSITION_ENCODINGS)
 ]
 MORE = {"tupe-a": ["--tupe-reset", "first"], "tupe-r": ["--tupe-reset", "eos", "--tupe-reset-form", "joint"]}
@@ -24,7 +19,7 @@ MORE = {"tupe-a": ["--tupe-reset", "first"], "tupe-r": ["--tupe-reset", "eos", "
 def test_the_set_covers_all_pairs():
     for a, b in ((0, 1), (0, 2), (1, 2)):
         values = (POSITION_ENCODINGS, RESIDUAL_ATTENTIONS, RESIDUAL_INITS)
-        assert len({(row[a], row[b]) for row in COVER}) == len(values[a]) * len(values[b])
+        assert len({(row[a], row[b]) for row in models.COVER}) == len(values[a]) * len(values[b])
 
 
 @pytest.mark.parametrize(("position", "attention", "init", "pre_norm"), RUNS)

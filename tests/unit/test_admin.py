@@ -14,16 +14,6 @@ SOURCE = models.batch([7, 3, 12])
 TARGET = models.batch([6, 9, 2], bos=2, left=False)
 
 
-def fresh(arch="admin_tiny", seed=1, **flags):
-    """An unmeasured model in training mode, as built."""
-    model = models.build(arch, seed=seed, **flags)
-    with torch.no_grad():
-        for name, value in model.state_dict().items():
-            if "_omega" in name:
-                value.zero_()
-    return model.train()
-
-
 def run(model):
     return model(SOURCE, SOURCE.ne(1).sum(1), TARGET)[0]
 
@@ -93,7 +83,7 @@ def reference_profile(model):
 
 
 def test_first_training_pass_measures_by_the_recurrence():
-    model = fresh(dropout=0.0)
+    model = models.unmeasured(dropout=0.0)
     want = reference_profile(model)
     assert is_unmeasured(model.encoder.layers) and is_unmeasured(model.decoder.layers)
     run(model)
@@ -108,7 +98,7 @@ def test_first_training_pass_measures_by_the_recurrence():
 def test_dropout_is_part_of_what_is_measured():
     profiles = []
     for seed in (1, 2):
-        model = fresh(dropout=0.3)
+        model = models.unmeasured(dropout=0.3)
         torch.manual_seed(seed)
         run(model)
         profiles.append(omegas(model, "encoder"))
@@ -116,14 +106,14 @@ def test_dropout_is_part_of_what_is_measured():
 
 
 def test_the_measuring_pass_already_computes_with_the_measured_values():
-    model = fresh(dropout=0.0)
+    model = models.unmeasured(dropout=0.0)
     measured, again = run(model), run(model)
     assert torch.equal(measured, again)
     assert models.close(model.eval()(SOURCE, SOURCE.ne(1).sum(1), TARGET)[0], again)[0]
 
 
 def test_measured_once():
-    model = fresh(dropout=0.0)
+    model = models.unmeasured(dropout=0.0)
     run(model)
     before = omegas(model, "decoder")
     with torch.no_grad():
@@ -134,7 +124,7 @@ def test_measured_once():
 
 
 def test_an_unmeasured_model_evaluates_with_omega_one():
-    admin = fresh()
+    admin = models.unmeasured()
     plain = models.build("baseline_tiny", ffn_init="xavier")
     plain.load_state_dict({k: v for k, v in admin.state_dict().items() if "_omega" not in k})
     assert torch.equal(models.logits(admin.eval(), SOURCE, TARGET), models.logits(plain.eval(), SOURCE, TARGET))
@@ -144,7 +134,7 @@ def test_an_unmeasured_model_evaluates_with_omega_one():
 def test_a_plain_checkpoint_counts_as_measured_with_omega_one():
     """Fine-tuning: the function stays that of the plain model, and the first update does not change it."""
     plain = models.build("baseline_tiny", seed=5)
-    admin = fresh(dropout=0.0)
+    admin = models.unmeasured(dropout=0.0)
     admin.load_state_dict(plain.state_dict())
     assert omegas(admin, "encoder") == [1.0] * 4 and omegas(admin, "decoder") == [1.0] * 6
     run(admin)
@@ -154,7 +144,7 @@ def test_a_plain_checkpoint_counts_as_measured_with_omega_one():
 
 def test_only_a_whole_plain_layer_counts_as_measured():
     """Loading an embedding, or a layer whose ω got lost, must not switch the measurement off."""
-    model = fresh(dropout=0.0)
+    model = models.unmeasured(dropout=0.0)
     model.load_state_dict({"encoder.embed_tokens.weight": torch.randn(44, 64)}, strict=False)
     assert is_unmeasured(model.encoder.layers) and is_unmeasured(model.decoder.layers)
     state = models.build("admin_tiny").state_dict()
@@ -168,7 +158,7 @@ def test_only_a_whole_plain_layer_counts_as_measured():
 
 def test_a_small_offset_has_an_effect_in_bfloat16():
     """ω + offset is not rounded to the model's precision, where 8.8 + 0.02 would be 8.8."""
-    model = fresh(dropout=0.0)
+    model = models.unmeasured(dropout=0.0)
     run(model)
     layer = model.encoder.layers[1].to(torch.bfloat16)
     layer.ffn_omega.fill_(8.8)
@@ -198,7 +188,7 @@ def test_names_and_the_fixed_first_block():
 
 
 def test_the_offset_s_gradient_is_that_of_omega():
-    model = fresh(dropout=0.0)
+    model = models.unmeasured(dropout=0.0)
     run(model)
     layer = model.decoder.layers[1]
     kept = {}
@@ -214,7 +204,7 @@ def test_the_offset_s_gradient_is_that_of_omega():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_measured_values_survive_half_precision(dtype):
-    model = fresh(dropout=0.0)
+    model = models.unmeasured(dropout=0.0)
     run(model)
     before = {name: value.clone() for name, value in model.named_buffers() if name.endswith("_omega")}
     half = model.to(dtype)
@@ -223,14 +213,14 @@ def test_measured_values_survive_half_precision(dtype):
         if name.endswith("_omega"):
             assert value.dtype == torch.float32 and torch.equal(value, before[name])
     assert torch.isfinite(run(half)).all() and run(half).dtype == dtype
-    unmeasured = fresh(dropout=0.0).to(dtype)
+    unmeasured = models.unmeasured(dropout=0.0).to(dtype)
     run(unmeasured)
     assert omegas(unmeasured, "decoder") == pytest.approx(omegas(model, "decoder"), rel=0.02)
 
 
 @pytest.mark.parametrize("where", ["encoder", "decoder"])
 def test_a_pass_that_fails_leaves_the_model_unmeasured(where):
-    model = fresh(dropout=0.0)
+    model = models.unmeasured(dropout=0.0)
     stack = getattr(model, where)
     stack.layers[1].fc2.weight.data[3, 3] = float("inf")
     with pytest.raises(UserError, match=rf"in block \d of the {where} .* finite and not both 0"):
@@ -242,8 +232,8 @@ def test_a_pass_that_fails_leaves_the_model_unmeasured(where):
 
 
 def test_layerdrop_drops_nothing_while_measuring():
-    model = fresh(dropout=0.0, encoder_layerdrop=0.9, decoder_layerdrop=0.9)
-    whole = fresh(dropout=0.0)
+    model = models.unmeasured(dropout=0.0, encoder_layerdrop=0.9, decoder_layerdrop=0.9)
+    whole = models.unmeasured(dropout=0.0)
     run(model)
     run(whole)
     for stack in ("encoder", "decoder"):
@@ -255,7 +245,7 @@ def test_layerdrop_drops_nothing_while_measuring():
 def test_activation_checkpointing_measures_once_and_keeps_the_gradients(arch, dropout):
     results = []
     for checkpointed in (False, True):
-        model = fresh(arch, dropout=dropout, checkpoint_activations=checkpointed)
+        model = models.unmeasured(arch, dropout=dropout, checkpoint_activations=checkpointed)
         model.requires_grad_(True)
         torch.manual_seed(3)
         loss = run(model)[TARGET.ne(1)].log_softmax(-1)[:, 7].sum()
@@ -271,7 +261,7 @@ def test_activation_checkpointing_measures_once_and_keeps_the_gradients(arch, dr
 
 
 def test_two_models_in_one_process():
-    one, two = fresh(seed=1, dropout=0.0), fresh(seed=2, dropout=0.0)
+    one, two = models.unmeasured(seed=1, dropout=0.0), models.unmeasured(seed=2, dropout=0.0)
     run(one)
     assert is_unmeasured(two.encoder.layers)
     run(two)
@@ -285,7 +275,7 @@ def test_two_models_in_one_process():
 
 def test_a_model_can_be_copied_while_its_graph_lives():
     """A moving average copies the model between forward and backward pass."""
-    model = fresh(dropout=0.0)
+    model = models.unmeasured(dropout=0.0)
     loss = run(model).sum()
     twin = copy.deepcopy(model)
     loss.backward()
@@ -316,7 +306,7 @@ def test_measured_with_the_method_that_is_trained():
         ("sum", {"residual_attention": "sum"}),
         ("rope", {"position_encoding": "rope"}),
     ):
-        model = fresh(dropout=0.0, **flags)
+        model = models.unmeasured(dropout=0.0, **flags)
         run(model)
         profiles[name] = omegas(model, "encoder")
     assert len({tuple(profile) for profile in profiles.values()}) == 4

@@ -14,15 +14,6 @@ SOURCE = models.batch([7, 3, 12])
 TARGET = models.batch([6, 9, 2], bos=2, left=False)
 
 
-def build(**flags):
-    model = models.build("admin_tiny", dropout=0.0, **flags)
-    with torch.no_grad():
-        for name, value in model.state_dict().items():
-            if "_omega" in name:
-                value.zero_()
-    return model.train()
-
-
 def run(model):
     return model(SOURCE, SOURCE.ne(1).sum(1), TARGET)[0]
 
@@ -30,7 +21,7 @@ def run(model):
 @pytest.fixture
 def profile(tmp_path):
     path = tmp_path / "profile.json"
-    run(build(admin_profile_out=str(path)))
+    run(models.unmeasured(dropout=0.0, admin_profile_out=str(path)))
     return path
 
 
@@ -50,9 +41,9 @@ def test_what_is_written(profile):
 
 
 def test_read_instead_of_measuring(profile):
-    measured = build()
+    measured = models.unmeasured(dropout=0.0)
     run(measured)
-    given = build(admin_profile_in=str(profile))
+    given = models.unmeasured(dropout=0.0, admin_profile_in=str(profile))
     with torch.no_grad():
         given.encoder.layers[0].fc2.weight.mul_(5)  # would give another profile
     run(given)
@@ -62,7 +53,7 @@ def test_read_instead_of_measuring(profile):
 
 def test_measured_only_once_and_never_in_evaluation(tmp_path):
     path = tmp_path / "p.json"
-    model = build(admin_profile_out=str(path))
+    model = models.unmeasured(dropout=0.0, admin_profile_out=str(path))
     run(model.eval())
     assert not path.exists() and is_unmeasured(model.encoder.layers)
     run(model.train())
@@ -79,7 +70,7 @@ def test_names_of_the_picture(tmp_path):
 def test_one_stack_measured(tmp_path, profile):
     """The other came from a checkpoint; the file still holds both and can be read."""
     path = tmp_path / "both.json"
-    model = build(admin_profile_out=str(path))
+    model = models.unmeasured(dropout=0.0, admin_profile_out=str(path))
     with torch.no_grad():
         for name, buffer in model.encoder.named_buffers():
             if name.endswith("_omega"):
@@ -88,7 +79,7 @@ def test_one_stack_measured(tmp_path, profile):
     content = json.loads(path.read_text())
     assert content["encoder"] == {"omega": [1.0] * 4}
     assert content["decoder"]["omega"][-1] > 1.3
-    run(build(admin_profile_in=str(path)))
+    run(models.unmeasured(dropout=0.0, admin_profile_in=str(path)))
 
 
 def test_file_names_stay_out_of_checkpoints(profile):
@@ -125,7 +116,7 @@ def edited(profile, change):
 def test_refused_when_the_model_is_built(profile, change, message):
     edited(profile, change)
     with pytest.raises(UserError, match=message):
-        build(admin_profile_in=str(profile))
+        models.unmeasured(dropout=0.0, admin_profile_in=str(profile))
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"[1, 2]", b"{", b"3"])
@@ -133,16 +124,16 @@ def test_other_files_are_refused(tmp_path, content):
     path = tmp_path / "other"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"--admin-profile-in .* is no "):
-        build(admin_profile_in=str(path))
+        models.unmeasured(dropout=0.0, admin_profile_in=str(path))
 
 
 def test_a_missing_profile_is_an_error_of_the_first_update_only(tmp_path, profile):
     """A resumed run has its values in the checkpoint and needs no file."""
     with pytest.raises(UserError, match=r"missing\.json cannot be read: No such file"):
-        run(build(admin_profile_in=str(tmp_path / "missing.json")))
-    measured = build()
+        run(models.unmeasured(dropout=0.0, admin_profile_in=str(tmp_path / "missing.json")))
+    measured = models.unmeasured(dropout=0.0)
     run(measured)
-    resumed = build(admin_profile_in=str(tmp_path / "missing.json"))
+    resumed = models.unmeasured(dropout=0.0, admin_profile_in=str(tmp_path / "missing.json"))
     resumed.load_state_dict(measured.state_dict())
     run(resumed)
 
@@ -153,5 +144,5 @@ def test_a_missing_profile_is_an_error_of_the_first_update_only(tmp_path, profil
 )
 def test_where_a_profile_cannot_go(tmp_path, path, message):
     with pytest.raises(UserError, match=message):
-        build(admin_profile_out=str(tmp_path / path))
+        models.unmeasured(dropout=0.0, admin_profile_out=str(tmp_path / path))
     assert not list(tmp_path.iterdir())

@@ -99,12 +99,6 @@ def test_a_flag_overrides_the_family():
     assert not [name for name in model.state_dict() if "omega" in name]
 
 
-# Each position encoding with each initialisation, residual attention shifting with both: all pairs of values meet.
-COVER = [
-    (position, RESIDUAL_ATTENTIONS[(i + j) % 3], init)
-    for i, position in enumerate(POSITION_ENCODINGS)
-    for j, init in enumerate(RESIDUAL_INITS)
-]
 NARROW = {
     f"{stack}_{name}": value
     for stack in ("encoder", "decoder")
@@ -113,7 +107,7 @@ NARROW = {
 
 
 @pytest.mark.parametrize(
-    ("row", "dtype"), [(row, (torch.float16, torch.bfloat16)[i % 2]) for i, row in enumerate(COVER)]
+    ("row", "dtype"), [(row, (torch.float16, torch.bfloat16)[i % 2]) for i, row in enumerate(models.COVER)]
 )
 def test_60_layers_in_half_precision(row, dtype):
     """Finite, and near what float32 computes with the same rounded weights."""
