@@ -36,6 +36,7 @@ setup(
             "fairseq-rope-average = fairseq_rope.cli.average:main",
             "fairseq-rope-doctor = fairseq_rope.cli.doctor:main",
             "fairseq-rope-fold = fairseq_rope.cli.fold:main",
+            "fairseq-rope-prepare = fairseq_rope.cli.prepare:main",
             "fairseq-rope-plot = fairseq_rope.cli.plot:main",
             "fairseq-rope-score = fairseq_rope.cli.score:main",
         ]

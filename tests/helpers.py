@@ -28,6 +28,7 @@ MODULES = {
     "fairseq-rope-doctor": "fairseq_rope.cli.doctor",
     "fairseq-rope-fold": "fairseq_rope.cli.fold",
     "fairseq-rope-plot": "fairseq_rope.cli.plot",
+    "fairseq-rope-prepare": "fairseq_rope.cli.prepare",
     "fairseq-rope-score": "fairseq_rope.cli.score",
 }
 
