@@ -72,12 +72,16 @@ def binarize(text, dictionary, out, pair, workers, sentences, tokens):
     from fairseq import options
     from fairseq_cli import preprocess
 
+    from fairseq_rope.prepare.fast_dictionary import TASK
+
     # fairseq's first process waits for the others, then does its own share alone: many small shares keep it short,
     # but each costs a process
     shares = 1 if workers == 1 else max(1, min(8 * workers, sentences // LEAST_SHARE))
     arguments = ["-s", pair[0], "-t", pair[1], "--srcdict", str(dictionary), "--joined-dictionary"]
     arguments += [f"--{split}pref={text}/{split}" for split in SPLITS]
     arguments += ["--destdir", str(out), "--workers", str(shares)]
+    arguments = options.get_preprocessing_parser().parse_args(arguments)
+    arguments.task = TASK
     logger = logging.getLogger("fairseq_cli.preprocess")
     level, propagate, handlers = logger.level, logger.propagate, logger.handlers[:]
     logger.setLevel(logging.INFO)  # its log file, preprocess.log, is part of what users expect
@@ -85,7 +89,7 @@ def binarize(text, dictionary, out, pair, workers, sentences, tokens):
     _guard["on"] = True
     try:
         with _watched(out, 2 * (tokens + 2 * sentences)):  # two bytes a token
-            preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
+            preprocess.main(arguments)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}") from error
     finally:

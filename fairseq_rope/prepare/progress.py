@@ -47,11 +47,14 @@ class _Lines:
     """A stream that is no terminal: each state of a bar becomes a line of its own."""
 
     def __init__(self, stream):
-        self.stream = stream
+        self.stream, self.state = stream, ""
 
     def write(self, text):
-        if text := text.strip():
+        text = text.strip()
+        state = text.partition("|")[0]
+        if text and not (state == self.state and "100%" in state):  # tqdm says the end twice
             self.stream.write(f"{text}\n")
+        self.state = state or self.state
 
     def flush(self):
         self.stream.flush()
