@@ -11,6 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import composing
 import helpers
 
 import fairseq_rope  # noqa: F401  with fairseq, once for all tests
@@ -18,6 +19,7 @@ import fairseq_rope  # noqa: F401  with fairseq, once for all tests
 # Importing fairseq leaves half a million objects that live as long as the tests; collections need not look at them.
 gc.collect()
 gc.freeze()
+composing.install()
 torch.set_num_threads(1)
 # A run in the background (nohup, CI) may have been started with Ctrl-C ignored; programs under test shall hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -31,6 +31,7 @@ MODULES = {
     "fairseq-rope-prepare": "fairseq_rope.cli.prepare",
     "fairseq-rope-score": "fairseq_rope.cli.score",
 }
+READ_BATCHES = ["fairseq-train", "fairseq-generate", "fairseq-validate"]
 
 
 @dataclass
@@ -57,7 +58,10 @@ class _Collect(logging.Handler):
 
 
 def run(program, *args, stdin="", check=True):
-    """Call ``program`` in this process with ``args``; raises what it raised unless ``check`` is False."""
+    """Call ``program`` in this process with ``args``; raises what it raised unless ``check`` is False.
+
+    Batches are made in this process too, unless ``args`` say otherwise: the end of a data worker can take seconds.
+    """
     from fairseq import checkpoint_utils  # here, so that fairseq_rope is imported first and quietens it
 
     module = importlib.import_module(MODULES[program])
@@ -68,7 +72,8 @@ def run(program, *args, stdin="", check=True):
     handler = _Collect(log)
     level, handlers = root.level, root.handlers[:]
     argv, stdin_before, environ = sys.argv, sys.stdin, dict(os.environ)
-    sys.argv, sys.stdin = [program, *map(str, args)], io.StringIO(stdin)
+    workers = ["--num-workers", "0"] if program in READ_BATCHES and "--num-workers" not in args else []
+    sys.argv, sys.stdin = [program, *map(str, args), *workers], io.StringIO(stdin)
     root.handlers = [handler]
     root.setLevel(logging.INFO)
     code, error = 0, None

@@ -1,4 +1,7 @@
-"""Average what fairseq-train saved; the result translates, and training goes on from it."""
+"""Average what fairseq-train saved; the result translates, and training goes on from it.
+
+Training has a data worker here, as by default; other tests do without.
+"""
 
 import json
 
@@ -22,7 +25,7 @@ def trained(digits, tmp_path_factory):
     ]
     helpers.run(
         "fairseq-train", *arguments, "--max-epoch", 3, "--keep-best-checkpoints", 2,
-        "--save-interval-updates", 3, "--store-ema", "--ema-fp32",
+        "--save-interval-updates", 3, "--store-ema", "--ema-fp32", "--num-workers", 1,
     )  # fmt: skip
     return folder
 

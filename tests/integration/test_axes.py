@@ -16,6 +16,14 @@ RUNS = [(*axes, False) for axes in models.COVER] + [
 MORE = {"tupe-a": ["--tupe-reset", "first"], "tupe-r": ["--tupe-reset", "eos", "--tupe-reset-form", "joint"]}
 
 
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """The digits with eight test sentences: each is translated alone, too, in every run."""
+    folder = tmp_path_factory.mktemp("eight")
+    splits = (("train", 200), ("valid", 20), ("test", 8))
+    return helpers.binarize(helpers.write_digits(folder / "text", splits), folder / "bin")
+
+
 def test_the_set_covers_all_pairs():
     for a, b in ((0, 1), (0, 2), (1, 2)):
         values = (POSITION_ENCODINGS, RESIDUAL_ATTENTIONS, RESIDUAL_INITS)
@@ -23,15 +31,15 @@ def test_the_set_covers_all_pairs():
 
 
 @pytest.mark.parametrize(("position", "attention", "init", "pre_norm"), RUNS)
-def test_train_resume_average_generate(digits, tmp_path, position, attention, init, pre_norm):
+def test_train_resume_average_generate(data, tmp_path, position, attention, init, pre_norm):
     flags = ["--position-encoding", position, "--residual-attention", attention, "--residual-init", init]
     flags += [*MORE.get(position, []), *(PRE_NORM if pre_norm else []), *runs.DROPOUT, *runs.QUIET]
     flags += ["--encoder-layerdrop", 0]  # so that every parameter moves; test_resume.py has it
-    # N updates, a new start and N updates are 2N updates.
-    runs.train(digits, tmp_path / "whole", "baseline_tiny", *flags, updates=4)
-    runs.train(digits, tmp_path / "halves", "baseline_tiny", *flags, updates=2)
+    # Two updates, a new start and another one are three updates.
+    runs.train(data, tmp_path / "whole", "baseline_tiny", *flags, updates=3)
+    runs.train(data, tmp_path / "halves", "baseline_tiny", *flags, updates=2)
     half = runs.checkpoint(tmp_path / "halves")
-    result = runs.train(digits, tmp_path / "halves", "baseline_tiny", *flags, updates=4)
+    result = runs.train(data, tmp_path / "halves", "baseline_tiny", *flags, updates=3)
     assert "@ 2 updates)" in result.log and "ADMIN: measured" not in result.log
     whole, halves = (runs.checkpoint(tmp_path / folder) for folder in ("whole", "halves"))
     runs.assert_equal(halves["model"], whole["model"])
@@ -51,7 +59,8 @@ def test_train_resume_average_generate(digits, tmp_path, position, attention, in
 
     # One sentence at a time or all at once: the same hypotheses.
     one, all_ = (
-        runs.generate(digits, tmp_path / "mean.pt", "--batch-size", size, "--max-len-b", 8, beam=3).out
+        runs.generate(data, tmp_path / "mean.pt", "--batch-size", size, "--max-len-b", 8, beam=3).out
         for size in (1, 64)
     )
+    assert len(helpers.hypotheses(one)) == 8
     runs.assert_same_lines(all_, one, kinds="HP")

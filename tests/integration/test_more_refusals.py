@@ -16,7 +16,7 @@ def refused(result, *words):
 
 
 def generate(data, path, *extra):
-    arguments = [data, "--user-dir", helpers.USER_DIR, "--path", path, "--cpu", *extra]
+    arguments = [data, "--user-dir", helpers.USER_DIR, "--path", path, "--cpu", "--max-len-b", 12, *extra]
     return helpers.run("fairseq-generate", *arguments, check=False)
 
 
@@ -29,7 +29,7 @@ def roformer(digits, tmp_path_factory):
 
 def test_diverse_groups_do_not_depend_on_the_batch(digits, roformer):
     """fairseq-generate hands sentence ids to the search, which stock takes for rows of the batch."""
-    flags = ["--beam", 4, "--nbest", 4, "--diverse-beam-groups", 2, "--diverse-beam-strength", 1, "--max-len-b", 12]
+    flags = ["--beam", 4, "--nbest", 4, "--diverse-beam-groups", 2, "--diverse-beam-strength", 1]
     rows = []
     for size in (1, 7, 64):
         result = generate(digits, roformer / "checkpoint_last.pt", *flags, "--batch-size", size)

@@ -216,8 +216,7 @@ def test_each_position_encoding(digits, tmp_path, arch, flag, keys):
     family = {"sinusoidal": "baseline_tiny", "rope": "roformer_tiny"}.get(flag)
     if family:  # the flag and the preset are one thing
         runs.train(digits, tmp_path / "family", family)
-        for name, value in runs.parameters(tmp_path / "family").items():
-            assert torch.equal(value, runs.parameters(tmp_path)[name]), name
+        runs.assert_equal(runs.parameters(tmp_path / "family"), runs.parameters(tmp_path))
 
 
 def test_rope_flags_reach_the_model(digits, tmp_path):

@@ -50,9 +50,9 @@ def resume(data, folder, *extra, updates=6):
 
 
 def decode_args(program, data, path):
-    extra = {"fairseq-generate": ["--gen-subset", "test"], "fairseq-validate": ["--valid-subset", "valid"]}
+    extra = {"fairseq-generate": ["--max-len-b", 12], "fairseq-validate": ["--valid-subset", "valid"]}
     if program == "fairseq-interactive":
-        return [data, "-s", "en", "-t", "de", "--path", path, "--cpu", "--beam", "1"]
+        return [data, "-s", "en", "-t", "de", "--path", path, "--cpu", "--beam", "1", "--max-len-b", 12]
     return [data, "--path", path, "--cpu", "--batch-size", "16", "--no-progress-bar", *extra[program]]
 
 

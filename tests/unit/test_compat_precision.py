@@ -54,9 +54,12 @@ def test_bf16_run_resumes(digits, trained, tmp_path):
 
 def arguments(program, data, path):
     if program == "fairseq-interactive":
-        return [data, "-s", "en", "-t", "de", "--path", path, "--cpu", "--beam", "2"]
-    split = {"fairseq-generate": "--gen-subset", "fairseq-validate": "--valid-subset"}[program]
-    return [data, "--path", path, "--cpu", "--batch-size", "16", split, "valid"]
+        return [data, "-s", "en", "-t", "de", "--path", path, "--cpu", "--beam", "2", "--max-len-b", 12]
+    own = {
+        "fairseq-generate": ["--gen-subset", "valid", "--max-len-b", 12],
+        "fairseq-validate": ["--valid-subset", "valid"],
+    }
+    return [data, "--path", path, "--cpu", "--batch-size", "16", *own[program]]
 
 
 @pytest.mark.parametrize("program", ["fairseq-generate", "fairseq-interactive", "fairseq-validate"])
