@@ -14,12 +14,12 @@ MOST_NAMED = 5  # members that an error names
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def unpack(path, members, out, progress=True, limit=None):
+def unpack(path, members, out, progress=True, limit=None, to_end=False):
     """Write the named members of a tar archive, plain or gzipped, in one pass.
 
-    Without ``limit`` the archive is read to its end, so that a truncation or a wrong checksum anywhere is noticed
-    before any file appears. Members of other names are never written, whatever they are. Files that are all there
-    already are not written again.
+    Without ``limit`` (or with ``to_end``) the archive is read to its end, so that a truncation or a wrong checksum
+    anywhere is noticed before any file appears. Members of other names are never written, whatever they are. Files
+    that are all there already are not written again.
 
     Args:
         path: the archive; its bytes, not its name, tell whether it is gzipped.
@@ -28,6 +28,7 @@ def unpack(path, members, out, progress=True, limit=None):
             without ``.gz``.
         progress: show a bar of the bytes read.
         limit: write only the first ``limit`` lines of each member and stop reading when all are written.
+        to_end: with ``limit`` too, read on to the end, as for an archive whose checksum nobody knows.
 
     Returns:
         dict from member to the :class:`~pathlib.Path` written.
@@ -45,7 +46,7 @@ def unpack(path, members, out, progress=True, limit=None):
     try:
         with contextlib.ExitStack() as files:
             with TarReader(path, progress) as source:
-                _write_members(source, targets, files, limit)
+                _write_members(source, targets, files, limit, to_end)
             files.callback(written.extend, targets.values())  # the files take their names after this
     except BaseException:
         for target in written:  # one of the renames failed
@@ -80,7 +81,7 @@ def _make_folder(out, targets):
         raise UserError(f"cannot write in the folder {out}: {error.strerror or error}") from error
 
 
-def _write_members(source, targets, files, limit):
+def _write_members(source, targets, files, limit, to_end):
     """Write each member as it comes by; ``files`` gives them their names later, all together."""
     open_members = dict(targets)
     names = []  # of other members, for the message about a missing one
@@ -104,7 +105,7 @@ def _write_members(source, targets, files, limit):
                 file.write(block)
             except OSError as error:
                 raise _write_error(error, source, target) from error
-        if limit is not None and not open_members:
+        if limit is not None and not open_members and not to_end:
             return
     if open_members:
         there = f"it has {', '.join(map(repr, names))}, …" if names else "it has no other members"

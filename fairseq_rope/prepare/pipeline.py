@@ -95,7 +95,7 @@ class Preparation:
         self.training = corpora.training_corpora(options.pair, options.news_commentary)
 
     def run(self):
-        """Run the stages that are missing; returns the manifest, a dict.
+        """Run the stages that are missing.
 
         Raises:
             UserError: whatever stops it; what is finished stays, and the next run goes on from there.
@@ -187,7 +187,8 @@ class Preparation:
             make_folder(folder)
             whole = any(corpus in (None, corpora.NEWSTEST2013) for corpus, _ in sources)
             members = [member for _, by_language in sources for member in by_language.values()]
-            paths = unpack(fetched.path, members, folder, limit=None if whole else self.options.limit)
+            limit, unknown = None if whole else self.options.limit, fetched.published is not True
+            paths = unpack(fetched.path, members, folder, limit=limit, to_end=unknown)
             for corpus, by_language in sources:
                 files = {language: paths[member] for language, member in by_language.items()}
                 if corpus is None:

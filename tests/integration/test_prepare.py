@@ -290,6 +290,8 @@ def damaged(mirror, what):
     data = path.read_bytes()
     if what == "truncated":
         path.write_bytes(data[: len(data) // 2])
+    elif what == "end missing":
+        path.write_bytes(data[:-40])
     elif what == "error page":
         path.write_bytes(b"<html>Not here</html>" * 100)
     elif what == "gone":
@@ -316,7 +318,8 @@ def damaged(mirror, what):
 @pytest.mark.parametrize(
     "what, message",
     [
-        ("truncated", "training-parallel-europarl-v7.tgz"),
+        ("truncated", "training-parallel-europarl-v7.tgz is truncated"),
+        ("end missing", "training-parallel-europarl-v7.tgz is truncated"),
         ("error page", "<html>Not here"),
         ("gone", "training-parallel-europarl-v7.tgz"),
         ("uneven", "two sides of europarl-v7 must have the same number of lines, not 120 of en and 117 of de"),

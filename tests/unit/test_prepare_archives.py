@@ -112,6 +112,7 @@ def test_limit_stops_reading_early(tmp_path):
     paths = unpack(path, ["x/a", "b.gz"], tmp_path / "o", progress=False, limit=1)
     assert [p.read_bytes() for p in paths.values()] == [b"one\n", b"three\n"]
     refused(path, ["x/a", "b.gz"], tmp_path / "p", "is truncated")
+    refused(path, ["x/a", "b.gz"], tmp_path / "q", "is truncated", limit=1, to_end=True)
 
 
 def test_files_that_are_there_are_not_unpacked_again(tmp_path):
