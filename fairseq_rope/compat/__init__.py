@@ -18,6 +18,7 @@ def mends():
     """Every mend, in the order in which they are applied."""
     # Imported late: these modules need a fairseq whose version has been checked.
     from fairseq_rope.compat import (
+        accumulation,
         bad_input,
         batching,
         checkpoints,
@@ -33,7 +34,8 @@ def mends():
 
     # Order matters at a run's start: what is wrapped last comes first, so inputs are checked before processes
     # are started, and precision corrects the configuration before bad_input reads it.
-    modules = (one_line, user_dir, checkpoints, batching, processes, precision, validate, fit, bad_input, search, ema)
+    first = (one_line, user_dir, checkpoints, batching, processes, precision)
+    modules = (*first, validate, fit, bad_input, search, ema, accumulation)
     return [mend for module in modules for mend in module.MENDS]
 
 
