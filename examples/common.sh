@@ -11,6 +11,7 @@ PROGRESS_SECONDS=${PROGRESS_SECONDS:-8}
 STAGE=0
 STAGES=0 # how many there will be: set by the recipe
 CHILD=
+SENTENCES= # how many are translated, for the progress of a translation
 
 say() { printf '%s\n' "$*"; }
 
@@ -83,7 +84,7 @@ watched() {
         if [ $((SECONDS - shown)) -ge "$PROGRESS_SECONDS" ]; then
             shown=$SECONDS
             "$progress" "$log"
-            say "      $label, $(clock $((SECONDS - began))): $REPLY"
+            say "      $label, $(clock $((SECONDS - began))): ${REPLY:-at work}"
         fi
         sleep 0.3
     done
@@ -105,7 +106,16 @@ last_line() {
         sed 's/^[-0-9: ]* | INFO | [^|]* | //' | cut -c1-100) || true
 }
 
-count_translations() { REPLY="$(new_lines "$1" | grep -c '^H-') sentences translated" || true; }
+# count_translations LOG: sentences so far, and the time left for SENTENCES of them where that is known.
+count_translations() {
+    local number
+    number=$(new_lines "$1" | grep -c '^H-') || true
+    REPLY="$number sentences translated"
+    [ -n "${SENTENCES:-}" ] || return 0
+    REPLY="$number of $SENTENCES sentences translated"
+    # `began` is when `watched`, which calls this, started the program
+    if [ "$number" -gt 0 ]; then REPLY+=", about $(clock $(((SENTENCES - number) * (SECONDS - began) / number))) left"; fi
+}
 
 # training LOG: update, loss and time left, for MAX_UPDATE updates or else MAX_EPOCH epochs.
 training() {

@@ -16,7 +16,7 @@ help() {
     cat <<TEXT
 usage: bash examples/$RECIPE/run.sh [--dry-run] [STAGE...]     stages: $ALL_STAGES (default: all)
 
---dry-run prints the commands of the stages as a shell script; it runs nothing and writes nothing.
+--dry-run prints the commands of the stages; it runs nothing and writes nothing.
 Environment:
   PRESET=roformer    roformer, admin, realformer or big: optimiser, schedule, tokens an update, length, averaging
   ARCH=...           a family (baseline, roformer, tupe_a, tupe_r, realformer, admin, realformer_admin), which stands
@@ -199,6 +199,7 @@ generate() {
     need average.pt average
     need "$DATA_DIR/manifest.json" prepare
     generate_command
+    SENTENCES=$(wc -l <"$DATA_DIR/raw/newstest2014.$SRC" 2>/dev/null || true)
     rm -f test.gen.tmp
     watched "translating" test.gen.tmp count_translations "${COMMAND[@]}"
     printf '%s\n' "${GENERATE_ARGS:-}" >test.gen.args

@@ -10,6 +10,7 @@ from fairseq_rope.prepare.pipeline import Options, Preparation
 from fairseq_rope.prepare.workers import cores
 
 PROG = "fairseq-rope-prepare"
+LEAST_VOCABULARY = 100
 
 
 def positive(text):
@@ -17,6 +18,20 @@ def positive(text):
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"not a whole number of at least 1: {text!r}")
     return int(text)
+
+
+def vocabulary(text):
+    """The size of a dictionary: fairseq's special symbols and some words; an argparse type."""
+    if positive(text) < LEAST_VOCABULARY:
+        raise argparse.ArgumentTypeError(f"not at least {LEAST_VOCABULARY}: {text}")
+    return int(text)
+
+
+def folder(text):
+    """A folder's path; an argparse type."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty name is no folder")
+    return Path(text)
 
 
 def parser():
@@ -29,7 +44,7 @@ def parser():
     )
     p.add_argument("corpus", choices=["wmt14"], help="which corpus")
     p.add_argument("--pair", required=True, choices=list(NEWS_VERSIONS), help="language pair")
-    p.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to make")
+    p.add_argument("--out", required=True, type=folder, metavar="DIR", help="folder to make")
     p.add_argument(
         "--recipe",
         choices=list(RECIPES),
@@ -47,10 +62,12 @@ def parser():
     subwords.add_argument(
         "--sentencepiece", type=positive, metavar="N", help="a joint sentencepiece vocabulary of N, untokenised text"
     )
-    p.add_argument("--vocab-size", type=positive, metavar="N", help="most entries of the dictionary (default: all)")
+    p.add_argument(
+        "--vocab-size", type=vocabulary, metavar="N", help="most entries of the dictionary, at least 100 (default: all)"
+    )
     p.add_argument(
         "--downloads",
-        type=Path,
+        type=folder,
         metavar="DIR",
         help="folder of the archives, to share among runs (default: OUT/download)",
     )

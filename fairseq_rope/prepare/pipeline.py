@@ -17,7 +17,9 @@ from fairseq_rope.prepare.state import (
     MANIFEST,
     WORK,
     Stages,
+    check_finished,
     claim,
+    damaged,
     locked,
     make_folder,
     need_space,
@@ -104,7 +106,9 @@ class Preparation:
         with locked(self.out):
             remove_temporary(self.out)
             path = self.out / MANIFEST
-            if not path.exists():
+            if path.exists():
+                check_finished(self.out)
+            else:
                 try:
                     write_json(path, self._stages())
                 except OSError as error:
@@ -235,7 +239,7 @@ class Preparation:
         every = None if self._fixed_valid() else self.recipe.every
         if every is not None and total < every and not self.strict:
             every = max(2, total // 10)
-            self.say(f"      fewer than {self.recipe.every:,} pairs: each {every}th one is for validation")
+            self.say(f"      fewer than {self.recipe.every:,} pairs: one in {every} is for validation")
         jobs = (
             TokenizeJob(shard, str(out), not self.options.sentencepiece, every, self.recipe.words) for shard in shards
         )
@@ -247,13 +251,18 @@ class Preparation:
                     counts[key] += done[key]
         if self._fixed_valid():
             counts["valid"] = raw["counts"][corpora.NEWSTEST2013.name]["pairs"]
+        else:
+            counts["valid_is_every"] = every
         dropped = counts.pop("words")
         if self.recipe.words:
             counts["dropped"] = {"words, fewer than {} or more than {}".format(*self.recipe.words): dropped}
-        return {"shards": len(shards), "every": every, "bytes": size, "counts": counts}
+        return {"shards": len(shards), "bytes": size, "counts": counts}
 
     def _folders(self, stage):
-        return sorted(path for path in (self.work / stage).iterdir() if path.name[0] != ".")
+        folder = self.work / stage
+        if not folder.is_dir():
+            raise damaged(self.out, f"{folder} is missing")
+        return sorted(path for path in folder.iterdir() if path.name[0] != ".")
 
     def _learn(self):
         folders = self._folders("tokenized")
@@ -273,8 +282,11 @@ class Preparation:
                 for word, count in counts.items():
                     words[word] = words.get(word, 0) + count
                 shown.update(number)
-        left_out = learn_bpe(words, self.options.bpe_merges, self.codes)
-        return {"words": len(words), "words_left_out": left_out, "sha256": manifest.sha256(self.codes)}
+        merges, left_out = learn_bpe(words, self.options.bpe_merges, self.codes)
+        if merges < self.options.bpe_merges:
+            self.say(f"      {merges:,} merges were learned: then no two symbols stand together twice any more")
+        digest = manifest.sha256(self.codes)
+        return {"words": len(words), "words_left_out": left_out, "merges": merges, "sha256": digest}
 
     def _segment(self, tokenized):
         out = self.work / "segmented"

@@ -30,12 +30,13 @@ def bar(title, total, unit="pairs", initial=0, show=True):
 
 
 @contextlib.contextmanager
-def library_bars():
-    """Within, bars that a library draws on standard error come as lines too, where that is no terminal."""
+def library_bars(title):
+    """Within, bars that a library draws on standard error get a title, and come as lines where that is no terminal."""
     if sys.stderr.isatty():
-        yield
+        with contextlib.redirect_stderr(_Titled(sys.stderr, title)):
+            yield
         return
-    lines = _Seldom(sys.stderr)
+    lines = _Seldom(sys.stderr, title)
     try:
         with contextlib.redirect_stderr(lines):
             yield
@@ -63,9 +64,9 @@ class _Lines:
 class _Seldom(_Lines):
     """As above, but of the states only one every ten seconds, and the last."""
 
-    def __init__(self, stream):
+    def __init__(self, stream, title):
         super().__init__(stream)
-        self.written, self.pending = time.monotonic(), ""
+        self.title, self.written, self.pending = title, time.monotonic(), ""
 
     def write(self, text):
         self.pending = text.strip() or self.pending
@@ -74,5 +75,18 @@ class _Seldom(_Lines):
 
     def finish(self):
         if self.pending:
-            super().write(self.pending)
+            super().write(f"{self.title}: {self.pending}")
         self.written, self.pending = time.monotonic(), ""
+
+
+class _Titled:
+    """A terminal, with a title before each state of a bar that begins with a carriage return."""
+
+    def __init__(self, stream, title):
+        self.stream, self.title = stream, title
+
+    def write(self, text):
+        self.stream.write(f"\r{self.title}: {text[1:]}" if text.startswith("\r") else text)
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)

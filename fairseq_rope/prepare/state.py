@@ -23,6 +23,30 @@ def write_json(path, content):
         file.write("\n")
 
 
+def damaged(out, what):
+    """The :class:`UserError` for a folder that somebody has changed."""
+    return UserError(f"{what}: remove {out} (its folder download may stay) and start again, or choose another --out")
+
+
+def read_json(out, path):
+    """The dict in a JSON file of the preparation in ``out``; :class:`UserError` if it is no longer one."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise damaged(out, f"{path} is damaged") from error
+    if not isinstance(content, dict):
+        raise damaged(out, f"{path} is damaged")
+    return content
+
+
+def check_finished(out):
+    """Raise :class:`UserError` unless everything that the manifest names is there."""
+    names = read_json(out, Path(out) / MANIFEST).get("sha256", {})
+    missing = [name for name in names if not (Path(out) / name).is_file()]
+    if missing or not names:
+        raise damaged(out, f"{MANIFEST} names files that are missing ({', '.join(missing[:3]) or 'none at all'})")
+
+
 def make_folder(path):
     """Make a folder and those above it.
 
@@ -80,8 +104,9 @@ class Stages:
         self.number += 1
         path = self.out / WORK / f"{name}.json"
         if path.exists():
+            record = read_json(self.out, path)
             self.say(f"[{self.number}/{self.count}] {title}: finished earlier, reused")
-            return json.loads(path.read_text(encoding="utf-8"))
+            return record
         self.say(f"[{self.number}/{self.count}] {title}")
         record = function()
         write_json(path, record)
@@ -102,10 +127,7 @@ def claim(out, options):
     make_folder(out)
     path = out / OPTIONS
     if path.exists():
-        try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{path} is damaged: choose another --out, or remove the folder") from error
+        before = read_json(out, path)
         differing = [key for key in {**before, **options} if before.get(key) != options.get(key)]
         if differing:
             both = "; ".join(

@@ -28,7 +28,8 @@ def learn_bpe(words, merges, path):
         UserError: no pair of symbols comes twice, so that there is nothing to merge.
 
     Returns:
-        int: words that were left out because there were more than :data:`MOST_WORDS`.
+        tuple of the number of merges learned and of words that were left out because there were more than
+        :data:`MOST_WORDS`.
     """
     from subword_nmt.learn_bpe import learn_bpe as learn
 
@@ -37,11 +38,12 @@ def learn_bpe(words, merges, path):
         # by number, then alphabetically, so that the choice depends on the corpus alone
         words = dict(islice(sorted(words.items(), key=lambda item: (-item[1], item[0])), MOST_WORDS))
     with replacing(path) as file:
-        with library_bars():
+        with library_bars("learn BPE"):
             learn((f"{word} {number}" for word, number in words.items()), file, merges, is_dict=True)
         if file.tell() <= len("#version: 0.2\n"):
             raise UserError("too little text to learn BPE merges from: no two symbols stand together twice")
-    return left_out
+    with open(path, encoding="utf-8") as file:
+        return sum(1 for _ in file) - 1, left_out  # the first line is the format's version
 
 
 def learn_sentencepiece(sentences, number, size, path):

@@ -14,6 +14,7 @@ from fairseq_rope.prepare.shards import Shard
 from fairseq_rope.prepare.subwords import load_segmenter
 
 COUNTS = "counts.json"
+LONGEST_WORD = 1000  # characters; Moses' cleaning drops pairs with a longer one
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,11 @@ def tokenize_shard(job):
     if target.exists():
         return read_counts(target)
     languages = list(shard.files)
-    sides = [map(_processor(language, job.tokenize), shard.lines(language)) for language in languages]
+    # single spaces: Moses' cleaning, which sees every training and validation pair sooner or later, makes them so
+    sides = [
+        [" ".join(process(line).split()) for line in shard.lines(language)]
+        for language, process in ((language, _processor(language, job.tokenize)) for language in languages)
+    ]
     split = {"train": [], "valid": []}
     dropped = 0
     for number, pair in enumerate(zip(*sides, strict=True), shard.first + 1):
@@ -106,7 +111,8 @@ def segment_shard(job):
     """Cut one shard into subwords and clean it by length; returns its counts.
 
     Cleaning is that of Moses' ``clean-corpus-n.perl -ratio``: a pair goes if either side is shorter or longer than the
-    limits or has more than ``ratio`` times the other's subwords; validation pairs too, as in fairseq's scripts.
+    limits, has more than ``ratio`` times the other's subwords or a word of more than 1,000 characters; validation pairs
+    too, as in fairseq's scripts.
 
     Returns:
         dict: ``train`` and ``valid`` kept, ``length`` and ``ratio`` dropped for these reasons, ``tokens`` by language
@@ -166,11 +172,16 @@ def read_counts(folder):
 
 
 def _length(line):
+    """Number of words between single spaces."""
     return line.count(" ") + 1 if line else 0
 
 
 def _within(pair, limits):
-    return all(limits[0] <= _length(side) <= limits[1] for side in pair)
+    return all(limits[0] <= _length(side) <= limits[1] and not _too_long(side) for side in pair)
+
+
+def _too_long(line):
+    return len(line) > LONGEST_WORD and any(len(word) > LONGEST_WORD for word in line.split(" "))
 
 
 def _unfit(pair, limits, ratio):

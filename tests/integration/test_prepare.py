@@ -127,6 +127,7 @@ def reference(folder, mirror, merges):
         sides = [[bpe.process_line(line) for line in text[split, language]] for language in ("en", "de")]
         pairs = list(zip(*sides, strict=True))
         if split != "test":
+            pairs = [tuple(" ".join(side.split()) for side in pair) for pair in pairs]  # as clean-corpus-n.perl does
             lengths = [sorted(len(side.split()) for side in pair) for pair in pairs]
             keep = [short >= 1 and long <= 250 and long / max(short, 1) <= 1.5 for short, long in lengths]
             pairs = [pair for pair, kept in zip(pairs, keep, strict=True) if kept]
@@ -155,7 +156,7 @@ def test_manifest(finished):
         ("europarl-v7", "commoncrawl", "news-commentary-v12"), LIMIT
     )
     assert counts["raw"]["commoncrawl"]["expected"] == 2_399_123
-    assert counts["tokenised"] == {"train": 3 * LIMIT - 3, "valid": 3}
+    assert counts["tokenised"] == {"train": 3 * LIMIT - 3, "valid": 3, "valid_is_every": 100}
     cleaned = counts["cleaned"]
     dropped = sum(cleaned["dropped"].values())
     assert cleaned["train"] + cleaned["valid"] + dropped == 3 * LIMIT
@@ -266,7 +267,7 @@ def test_sentencepiece(mirror, tmp_path):
     ]
     for name in ("one", "two"):
         result = helpers.run("fairseq-rope-prepare", *options, "--out", tmp_path / name)
-        assert "fewer than 1,333 pairs: each 30th one is for validation" in result.out
+        assert "fewer than 1,333 pairs: one in 30 is for validation" in result.out
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "one" / "sentencepiece.model"))
     pieces = (tmp_path / "one" / "text" / "test.fr").read_text("utf-8").split("\n")[:-1]
@@ -352,6 +353,8 @@ def test_bad_archives(mirror, tmp_path, what, message):
         (["--sentencepiece", "100"], "not allowed with argument"),
         (["--limit", "0"], "not a whole number of at least 1: '0'"),
         (["--pair", "de-en"], "invalid choice: 'de-en'"),
+        (["--vocab-size", "99"], "not at least 100: 99"),
+        (["--downloads", ""], "an empty name is no folder"),
     ],
 )
 def test_options_refused(tmp_path, options, message):
@@ -369,6 +372,37 @@ def test_folders_refused(tmp_path):
     result = prepare(tmp_path / "file" / "below", MIRROR, check=False)
     assert result.code == 1 and "cannot make the folder" in result.log
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [("manifest.json", "junk"), ("manifest.json", "{}"), ("options.json", "[1]"), ("data-bin/dict.en.txt", None)],
+)
+def test_a_finished_folder_that_somebody_changed(finished, mirror, tmp_path, name, content):
+    out = tmp_path / "out"
+    shutil.copytree(finished, out, ignore=shutil.ignore_patterns("download"))
+    if content is None:
+        (out / name).unlink()
+    else:
+        (out / name).write_text(content)
+    result = prepare(out, mirror, "--news-commentary", "v12", check=False)
+    assert result.code == 1 and result.log.count("\n") == 1
+    assert Path(name).name in result.log and f"remove {out}" in result.log
+
+
+@pytest.mark.parametrize("name", ["tokenize.json", "tokenized"])
+def test_an_unfinished_folder_that_somebody_changed(mirror, tmp_path, monkeypatch, name):
+    out = tmp_path / "out"
+    monkeypatch.setattr("fairseq_rope.prepare.pipeline.learn_bpe", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        preparation(out, mirror, shard_pairs=90).run()
+    path = out / "work" / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.write_text('{"trunc')
+    with pytest.raises(UserError, match=rf"{name} is (damaged|missing): remove .*out \(its folder download may stay\)"):
+        preparation(out, mirror, shard_pairs=90).run()
 
 
 def test_two_runs_at_once(tmp_path):

@@ -1,6 +1,8 @@
 """Cutting parallel files into shards, and the jobs that work on one shard."""
 
+import multiprocessing
 import os
+import threading
 from collections import Counter
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_rope.errors import UserError
+from fairseq_rope.prepare.moses import Tokenizer
 from fairseq_rope.prepare.shards import cut, line_offsets
 from fairseq_rope.prepare.text import SegmentJob, TokenizeJob, read_counts, read_lines, segment_shard, tokenize_shard
 from fairseq_rope.prepare.workers import run_jobs
@@ -133,12 +136,22 @@ def test_cleaning_by_length_and_ratio(tmp_path):
     assert segment_shard(everything)["train"] == 5
 
 
+def test_words_are_counted_as_moses_counts(tmp_path):
+    """The tokeniser may leave two spaces and one at the end; Moses' cleaning makes them single before it counts, and
+    drops words of more than 1,000 characters."""
+    lines = ["We are not here .'", "x" * 1001, "x" * 1000]
+    assert Tokenizer("en").tokenize(lines[0]) == "We are not here  . &apos; "
+    work = jobs(tmp_path, "\n".join(lines), "Das ist es .\nx\nx", every=None, words=(1, 6))
+    assert tokenize_shard(work[0]) == {"pairs": 3, "train": 2, "valid": 0, "words": 1}
+    assert joined(tmp_path, "tokenized", "train.en") == ["We are not here . &apos;", "x" * 1000]
+
+
 def square(number):
     if number == 13:
         raise UserError("thirteen")
     if number == 99:
         os.kill(os.getpid(), 9)
-    return number * number
+    return bytes(number) if number > 10**6 else number * number
 
 
 def test_jobs_keep_their_order():
@@ -147,3 +160,13 @@ def test_jobs_keep_their_order():
         list(run_jobs(square, [1, 13, 2, 3, 4, 5, 6, 7], 2))
     with pytest.raises(UserError, match="worker process was killed, most often because memory ran out"):
         list(run_jobs(square, [1, 99, 3], 2))
+
+
+def test_stopped_in_the_middle_of_large_results():
+    """Workers that are killed while they send leave nothing that the program would wait for."""
+    for _ in range(5):
+        results = run_jobs(square, [1, 2, *[30_000_000] * 6], 3)
+        assert next(results) == 1
+        results.close()  # what an exception in the consumer does
+    assert not multiprocessing.active_children()
+    assert threading.active_count() == 1 or all(thread.daemon for thread in threading.enumerate()[1:])

@@ -29,11 +29,13 @@ def test_rarest_words_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(subwords, "MOST_WORDS", 4)
     kept = {word: WORDS[word] for word in ("x", "low", "newest", "lower")}
     for words in (WORDS, dict(reversed(WORDS.items()))):
-        assert subwords.learn_bpe(words, 6, tmp_path / "codes") == 2
+        assert subwords.learn_bpe(words, 6, tmp_path / "codes") == (6, 2)
         assert (tmp_path / "codes").read_text() == learned(kept, 6) != learned(WORDS, 6)
     monkeypatch.setattr(subwords, "MOST_WORDS", 6)
-    assert subwords.learn_bpe(WORDS, 6, tmp_path / "codes") == 0
+    assert subwords.learn_bpe(WORDS, 6, tmp_path / "codes") == (6, 0)
     assert (tmp_path / "codes").read_text() == learned(WORDS, 6)
+    merges, _ = subwords.learn_bpe(WORDS, 1000, tmp_path / "codes")
+    assert merges == learned(WORDS, 1000).count("\n") - 1 < 1000
 
 
 def test_too_little_text(tmp_path):
@@ -117,10 +119,21 @@ def test_bars_in_a_log(monkeypatch):
             shown.update(100)
     assert log.getvalue().count("\n") == 2 and "\r" not in log.getvalue() and "100%" in log.getvalue().split("\n")[1]
     log.truncate(0)
-    with progress.library_bars():
+    with progress.library_bars("learn BPE"):
         for i in range(5):
             sys.stderr.write(f"\r{i}/5 merges")
         sys.stderr.write("no pair has frequency >= 2. Stopping\n")
         sys.stderr.write("\rlast state")
     lines = log.getvalue().strip("\0").split("\n")
-    assert lines == ["no pair has frequency >= 2. Stopping", "last state", ""]
+    assert lines == ["learn BPE: no pair has frequency >= 2. Stopping", "learn BPE: last state", ""]
+
+
+def test_a_librarys_bar_on_a_terminal(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress.library_bars("learn BPE"):
+        assert sys.stderr.isatty()
+        sys.stderr.write("\r 5%|###")
+        sys.stderr.write("Stopping\n")
+    assert terminal.getvalue() == "\rlearn BPE:  5%|###Stopping\n"
