@@ -40,6 +40,14 @@ A second start of the same command reuses the finished stages and resumes an int
 TEXT
 }
 
+# admin_optimisation LR: what ADMIN's and RealFormer's presets of both pairs share, but for the decay (Liu et al. 2020,
+# Transformer-Clinic's nmt-experiments).
+admin_optimisation() {
+    OPTIMISATION=(--optimizer radam --adam-betas '(0.9, 0.98)' --clip-norm 0.0 --weight-decay 0.0 --lr "$1" --warmup-updates 8000
+        --dropout 0.1 --attention-dropout 0.1 --activation-dropout 0.1)
+    HALF_PRECISION=(--fp16-scale-window 256 --threshold-loss-scale 0.03125)
+}
+
 # ---- The commands of the stages, each left in COMMAND. Their paths are seen from OUT.
 
 prepare_command() {

@@ -1,10 +1,32 @@
-"""Files that are either written whole or not at all."""
+"""Text files as lines, and files that are either written whole or not at all."""
 
 import contextlib
+import errno
+import json
 import os
 from pathlib import Path
 
 from fairseq_rope.errors import UserError
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def read_lines(path):
+    """Read a UTF-8 text file as a list of lines without their line ends.
+
+    Only line feeds end a line, as for sacreBLEU; ``str.splitlines`` would also cut at characters that stand
+    in real corpora, such as U+2028.
+
+    Raises:
+        UserError: the file is missing, unreadable or not UTF-8 (names the byte).
+    """
+    try:
+        with open(path, encoding="utf-8", newline="\n") as file:
+            return [line.rstrip("\r\n") for line in file]
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} ({error.reason})") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def check_writable(path):
@@ -61,3 +83,14 @@ def replacing(path, mode="w"):
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def write_json(path, content):
+    """Write ``content`` as a JSON file that appears whole.
+
+    Raises:
+        UserError: as :func:`replacing`.
+    """
+    with replacing(path) as file:
+        json.dump(content, file, indent=1, ensure_ascii=False)
+        file.write("\n")

@@ -5,27 +5,10 @@ import re
 from typing import NamedTuple
 
 from fairseq_rope.errors import UserError
+from fairseq_rope.files import read_lines
 
 _LINE = re.compile(r"([HDT])-(\d+)\t(.*)", re.DOTALL)
 MOST_NAMED = 5  # ids that an error names
-
-
-def read_lines(path):
-    """Read a UTF-8 text file as a list of lines without their line ends.
-
-    Only line feeds end a line, as for sacreBLEU; ``str.splitlines`` would also cut at characters that stand
-    in real corpora, such as U+2028.
-
-    Raises:
-        UserError: the file is missing, unreadable or not UTF-8 (names the byte).
-    """
-    try:
-        with open(path, encoding="utf-8", newline="\n") as file:
-            return [line.rstrip("\r\n") for line in file]
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} ({error.reason})") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 class GenerateOutput(NamedTuple):

@@ -25,11 +25,10 @@ def detokenize(texts, language):
 
 
 def tokenize(texts, language):
-    """Tokenise as fairseq's WMT scripts do (Moses ``-a``: ``x-y`` becomes ``x @-@ y``), with sacremoses."""
-    from sacremoses import MosesTokenizer
+    """Tokenise as fairseq's WMT scripts do (Moses ``-a``: ``x-y`` becomes ``x @-@ y``), by sacremoses' rules."""
+    from fairseq_rope.prepare.moses import Tokenizer
 
-    tokenizer = MosesTokenizer(lang=language)
-    return [tokenizer.tokenize(text, aggressive_dash_splits=True, return_str=True) for text in texts]
+    return list(map(Tokenizer(language).tokenize, texts))
 
 
 def split_compounds(text):

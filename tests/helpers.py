@@ -128,6 +128,31 @@ def spawn(program, *args, cwd=None, **env):
     )
 
 
+def spawn_script(path, *args, cwd=None, **env):
+    """Start a shell script in a session of its own, as from a terminal; stdout and stderr joined."""
+    return subprocess.Popen(
+        ["bash", str(path), *map(str, args)],
+        cwd=cwd,
+        env=environment(**env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process, code=0, timeout=600):
+    """Output of a started script that has to end with exit status ``code``."""
+    try:
+        out, _ = process.communicate(timeout=timeout)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == code, out
+    return out
+
+
 def run_program(program, *args, cwd=None, timeout=240, check=True, **env):
     """Run the real console script to its end; the joined output is in ``.out``."""
     process = spawn(program, *args, cwd=cwd, **env)

@@ -55,13 +55,6 @@ preset() {
     esac
 }
 
-# admin_optimisation LR: what ADMIN's and RealFormer's recipes share, but for the decay.
-admin_optimisation() {
-    OPTIMISATION=(--optimizer radam --adam-betas '(0.9, 0.98)' --clip-norm 0.0 --weight-decay 0.0 --lr "$1" --warmup-updates 8000
-        --dropout 0.1 --attention-dropout 0.1 --activation-dropout 0.1)
-    HALF_PRECISION=(--fp16-scale-window 256 --threshold-loss-scale 0.03125)
-}
-
 # 60 + 12 layers: 16 GPUs x 5000 x 16.
 preset_for_depth() {
     case $PRESET.$FULL_ARCH in admin.*_60l_12l | realformer.*_60l_12l) TOKENS=1280000 GPU_TOKENS=5000 ;; esac

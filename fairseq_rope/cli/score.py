@@ -14,8 +14,8 @@ from typing import NamedTuple
 from fairseq_rope import published, scoring
 from fairseq_rope.cli.program import Parser, one_line_errors
 from fairseq_rope.errors import UserError
-from fairseq_rope.files import check_writable, replacing, same_file
-from fairseq_rope.generate_output import in_order, read_lines, read_output, refuse_subwords
+from fairseq_rope.files import check_writable, read_lines, replacing, same_file
+from fairseq_rope.generate_output import in_order, read_output, refuse_subwords
 
 PROG = "fairseq-rope-score"
 DOWNLOAD_TIMEOUT = 60  # seconds without an answer

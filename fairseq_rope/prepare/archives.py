@@ -1,17 +1,15 @@
 """Named members out of tar archives, written whole or not at all, and the segments of WMT's sgm files."""
 
 import contextlib
-import errno
 import re
 import shutil
 from pathlib import Path, PurePosixPath
 
 from fairseq_rope.errors import UserError
-from fairseq_rope.files import replacing
+from fairseq_rope.files import DISK_FULL, replacing
 from fairseq_rope.prepare.tar_reader import TarReader, plain_name
 
 MOST_NAMED = 5  # members that an error names
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def unpack(path, members, out, progress=True, limit=None, to_end=False):
@@ -135,7 +133,7 @@ def _check_space(source, info, target, limit):
 
 
 def _write_error(error, source, target):
-    if error.errno in _DISK_FULL:
+    if error.errno in DISK_FULL:
         return UserError(
             f"cannot unpack {source.path}: the disk is full, {target} needs more room; make some and retry"
         )

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from fairseq_rope.errors import UserError
+from fairseq_rope.files import write_json
 from fairseq_rope.prepare.progress import bar
 from fairseq_rope.prepare.transfer import (
     CHUNK,
@@ -19,7 +20,6 @@ from fairseq_rope.prepare.transfer import (
     note,
     read_json,
     resumable,
-    write_json,
 )
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from fairseq_rope.errors import UserError
-from fairseq_rope.files import replacing
+from fairseq_rope.files import read_lines, replacing, write_json
 from fairseq_rope.prepare import corpora, manifest
 from fairseq_rope.prepare.archives import sgm_segments, unpack
 from fairseq_rope.prepare.binarize import SPLITS, binarize, sum_counts, write_dictionary
@@ -25,7 +25,6 @@ from fairseq_rope.prepare.state import (
     need_space,
     remove,
     remove_temporary,
-    write_json,
 )  # fmt: skip
 from fairseq_rope.prepare.subwords import learn_bpe, learn_sentencepiece, load_segmenter
 from fairseq_rope.prepare.text import (
@@ -34,7 +33,6 @@ from fairseq_rope.prepare.text import (
     count_words,
     line_processor,
     read_counts,
-    read_lines,
     segment_shard,
     tokenize_shard,
 )  # fmt: skip

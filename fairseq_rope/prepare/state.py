@@ -8,19 +8,12 @@ import shutil
 from pathlib import Path
 
 from fairseq_rope.errors import UserError
-from fairseq_rope.files import replacing
+from fairseq_rope.files import write_json
 
 OPTIONS = "options.json"
 MANIFEST = "manifest.json"
 WORK = "work"
 _OWN = {OPTIONS, "download"}  # what may be there before the first run: archives fetched by other means
-
-
-def write_json(path, content):
-    """Write ``content`` as a JSON file that appears whole."""
-    with replacing(path) as file:
-        json.dump(content, file, indent=1, ensure_ascii=False)
-        file.write("\n")
 
 
 def damaged(out, what):

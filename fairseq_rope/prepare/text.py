@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_rope.errors import UserError
+from fairseq_rope.files import read_lines
 from fairseq_rope.prepare.moses import Normalizer, Tokenizer
 from fairseq_rope.prepare.shards import Shard
 from fairseq_rope.prepare.subwords import load_segmenter
@@ -158,12 +159,6 @@ def count_words(folder_and_languages):
         for line in read_lines(Path(folder) / f"train.{language}"):
             counts.update(line.split())
     return counts
-
-
-def read_lines(path):
-    """Lines of a text that an earlier stage wrote."""
-    with open(path, encoding="utf-8", newline="\n") as file:
-        return [line[:-1] for line in file]
 
 
 def read_counts(folder):

@@ -1,6 +1,5 @@
 """One file over HTTP, resumed where an earlier try or a killed run stopped."""
 
-import errno
 import http.client
 import json
 import re
@@ -13,14 +12,13 @@ from urllib.request import Request, urlopen
 from tqdm import tqdm
 
 from fairseq_rope.errors import UserError
-from fairseq_rope.files import replacing
+from fairseq_rope.files import DISK_FULL, write_json
 from fairseq_rope.prepare.progress import bar
 
 CHUNK = 1 << 20
 TIMEOUT = 60  # seconds, for connecting and for each read
 PAUSES = (1, 2, 4, 8)  # seconds before each new try; a try that gets further than any before starts the list again
 MARGIN = 64 << 20  # bytes that a download leaves free
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Failed(Exception):
@@ -182,12 +180,6 @@ def read_json(path):
     return value if isinstance(value, dict) else {}
 
 
-def write_json(path, value):
-    """Write a small JSON file that appears whole."""
-    with replacing(path) as file:
-        json.dump(value, file, indent=1)
-
-
 def note(part):
     """Path of what is known of the unfinished file ``part``: address, size, version."""
     return part.with_name(f"{part.name}.json")
@@ -248,7 +240,7 @@ def _check_space(part, total, offset, name):
 def disk_error(error, name, part):
     """The :class:`UserError` for a failure to write in the download folder."""
     text = f"cannot write {part}: {error.strerror or error}"
-    if error.errno in _DISK_FULL:
+    if error.errno in DISK_FULL:
         have = part.stat().st_size if part.exists() else 0
         total = read_json(note(part)).get("size")
         more = f"at least {total - have + MARGIN} more bytes" if isinstance(total, int) else "more space"

@@ -21,30 +21,14 @@ DEEP = helpers.ROOT / "examples" / "deep" / "run.sh"
 
 
 def spawn(script, *args, cwd=None, **env):
-    """Start a recipe with this interpreter's environment, in a session of its own as from a terminal."""
-    env = helpers.environment(FAIRSEQ_ROPE_PYTHON=sys.executable, PROGRESS_SECONDS="1", **env)
-    return subprocess.Popen(
-        ["bash", str(script), *map(str, args)],
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    """Start a recipe with this interpreter's environment."""
+    settings = {"FAIRSEQ_ROPE_PYTHON": sys.executable, "PROGRESS_SECONDS": "1", **env}
+    return helpers.spawn_script(script, *args, cwd=cwd, **settings)
 
 
-def run(script, *args, code=0, timeout=600, **env):
+def run(script, *args, code=0, **env):
     """Output of a recipe that has to end with exit status ``code``."""
-    process = spawn(script, *args, **env)
-    try:
-        out, _ = process.communicate(timeout=timeout)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == code, out
-    return out
+    return helpers.finish(spawn(script, *args, **env), code)
 
 
 def lines_of(path):

@@ -27,31 +27,13 @@ EXAMPLES = helpers.ROOT / "examples"
 
 
 def spawn(pair, *args, **env):
-    """Start a recipe in a session of its own, as from a terminal."""
-    return subprocess.Popen(
-        ["bash", str(EXAMPLES / f"wmt14_{pair.replace('-', '_')}" / "run.sh"), *args],
-        env=helpers.environment(PROGRESS_SECONDS="30", **env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def finish(process, code=0, timeout=300):
-    """Output of a recipe that has to end with exit status ``code``."""
-    try:
-        out, _ = process.communicate(timeout=timeout)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == code, out
-    return out
+    """Start a recipe."""
+    script = EXAMPLES / f"wmt14_{pair.replace('-', '_')}" / "run.sh"
+    return helpers.spawn_script(script, *args, PROGRESS_SECONDS="30", **env)
 
 
 def run(pair, *args, code=0, **env):
-    return finish(spawn(pair, *args, **env), code)
+    return helpers.finish(spawn(pair, *args, **env), code)
 
 
 def load(path):
@@ -290,7 +272,7 @@ def wait_for(path, text, process, timeout=200):
 
 def interrupt(process):
     os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C sends
-    assert "the same command goes on from here" in finish(process, 130)
+    assert "the same command goes on from here" in helpers.finish(process, 130)
 
 
 def test_en_de_from_a_folder_in_two_processes_interrupted(mirror, tmp_path):
