@@ -8,12 +8,16 @@ Hooks take all tokens of the sequence so far and the number of queries: the quer
 columns (all of them in a full forward pass, one while decoding step by step).
 """
 
+from fairseq.utils import make_positions
 from torch import Tensor, nn
 
 from fairseq_rope.errors import UserError
 
 # What `max_positions()` of an encoding without a length limit of its own returns.
 UNLIMITED = 10**9
+
+# Rows by which tables of positions grow, so that decoding does not make a new one each step.
+TABLE_BLOCK = 256
 
 
 def check_table_length(tokens: Tensor, padding_idx: int, limit: int, table: str):
@@ -30,6 +34,23 @@ def check_table_length(tokens: Tensor, padding_idx: int, limit: int, table: str)
         length = int(tokens.ne(padding_idx).sum(dim=1).max())
         if length > limit:
             raise UserError(f"a sequence of {length} tokens is longer than the {limit} {table}")
+
+
+def round_up(count: int) -> int:
+    """Rows of a table that ``count`` positions need: the next multiple of :data:`TABLE_BLOCK`."""
+    return -(-count // TABLE_BLOCK) * TABLE_BLOCK
+
+
+def positions_of_last(tokens: Tensor, query_len: int, padding_idx: int) -> Tensor:
+    """fairseq's positions of the last ``query_len`` columns of ``tokens`` (batch, keys): (batch, query_len).
+
+    A token has position ``padding_idx`` + its rank among those of its row that are no pads, from 1 on; a pad has
+    ``padding_idx``. In a step of decoding one number a row is wanted, which takes no running sum.
+    """
+    if query_len == 1:
+        counted = tokens.ne(padding_idx)
+        return counted.sum(dim=1, keepdim=True) * counted[:, -1:] + padding_idx
+    return make_positions(tokens, padding_idx)[:, -query_len:]
 
 
 class Rotation:
@@ -56,7 +77,14 @@ class Rotation:
 
 
 class PositionEncoding(nn.Module):
-    """Position encoding of one Transformer stack (an encoder or a decoder). This base class encodes nothing."""
+    """Position encoding of one Transformer stack (an encoder or a decoder). This base class encodes nothing.
+
+    Attributes:
+        keys_by_row: True where a step of decoding changes a row's earlier keys, so that the hypotheses of a sentence
+            cannot share them.
+    """
+
+    keys_by_row = False
 
     def check_length(self, tokens: Tensor):
         """Raise a UserError if a row of ``tokens`` (batch, keys) is too long; asked before anything is computed."""
@@ -78,8 +106,24 @@ class PositionEncoding(nn.Module):
         return None
 
     def score_bias(self, tokens: Tensor, query_len: int) -> Tensor | None:
-        """What is added to the scaled scores of every self-attention: (1 or batch, heads, query_len, keys) or None."""
+        """What is added to the scaled scores of every self-attention: (1 or batch, heads, query_len, keys) or None.
+
+        The result may be a view of something that is kept: it is not changed in place.
+        """
         return None
+
+    def step_bias(self, tokens: Tensor, memo: dict) -> Tensor | None:
+        """:meth:`score_bias` of the last column, in a step of decoding: (1 or batch, heads, 1, keys) or None.
+
+        Args:
+            tokens: as for :meth:`embed`.
+            memo: a dict that lives as long as one batch is decoded step by step, with the same parameters. An encoding
+                may keep in it, under a key of its own, what further steps need again; never what depends on the rows
+                of ``tokens``, which beam search reorders and drops between steps, and nothing that takes part in a
+                graph: with gradients enabled it neither reads nor writes the dict. An empty dict, or one that lost
+                its entries, only costs time.
+        """
+        return self.score_bias(tokens, 1)
 
     def score_scale(self, head_dim: int) -> float:
         """Factor of q·k in self-attention; 1/sqrt(head_dim) (Vaswani et al. 2017, eq. 1)."""

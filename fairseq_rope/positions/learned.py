@@ -1,10 +1,9 @@
 """``learned``: one trained vector a position, added to the input."""
 
 import torch.nn.functional as F
-from fairseq.utils import make_positions
 from torch import nn
 
-from fairseq_rope.positions.base import PositionEncoding, check_table_length
+from fairseq_rope.positions.base import PositionEncoding, check_table_length, positions_of_last
 
 
 class LearnedPositions(PositionEncoding):
@@ -25,7 +24,7 @@ class LearnedPositions(PositionEncoding):
         check_table_length(tokens, self.padding_idx, self.max_positions(), "learned positions")
 
     def embed(self, tokens, query_len):
-        positions = make_positions(tokens, self.padding_idx)[:, -query_len:]  # (batch, query_len)
+        positions = positions_of_last(tokens, query_len, self.padding_idx)  # (batch, query_len)
         return F.embedding(positions, self.weight, self.padding_idx)
 
     def max_positions(self):

@@ -1,9 +1,11 @@
 """``rope``: rotary position encoding (Su et al. 2021, RoFormer, eq. 12-16 and 34)."""
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
-from fairseq_rope.positions.base import PositionEncoding, Rotation
+from fairseq_rope.positions.base import PositionEncoding, Rotation, round_up
 from fairseq_rope.positions.rope_scaling import RopeScaling
 
 
@@ -25,18 +27,26 @@ def phases(positions: Tensor, frequencies: Tensor, magnitude: float = 1.0) -> Te
     return torch.polar(torch.full_like(angles, magnitude), angles).to(torch.complex64)
 
 
+def plain_rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """The rotation as its formula reads, y = x e^(imθ), in the precision of ``turns``: what :func:`rotate` must equal.
+
+    Used by tests only. Arguments are those of :func:`rotate`; complex128 turns give float64.
+    """
+    pairs = torch.view_as_complex(x.to(turns.real.dtype).unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turns).flatten(-2)
+
+
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
-    """Turn each pair of channels (2i, 2i+1) of ``x`` by its angle, in float32 whatever the dtype of ``x``.
+    """Turn each pair of channels (2i, 2i+1) of ``x`` by its angle, in float32 at least, and round once.
 
     Args:
-        x: (batch, heads, length, head_dim).
+        x: (batch, heads, length, head_dim), strided in any way.
         turns: complex64, broadcastable to (batch, heads, length, head_dim / 2).
 
     Returns:
-        like ``x``.
+        like ``x``, contiguous: the attention kernel reads keys faster where those of a head follow each other.
     """
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * turns).flatten(-2).type_as(x)
+    return StaticRotation(turns).rotate(x)
 
 
 class StaticRotation(Rotation):
@@ -47,10 +57,57 @@ class StaticRotation(Rotation):
     """
 
     def __init__(self, turns: Tensor):
-        self.turns = turns
+        self.turns = turns.resolve_conj()
+
+    @cached_property
+    def transposed(self) -> "StaticRotation":
+        """Rᵀ, which takes gradients back; made in the first backward pass and shared by all layers."""
+        return StaticRotation(self.turns.conj())
 
     def rotate(self, x):
-        return rotate(x, self.turns)
+        if torch.is_grad_enabled() and x.requires_grad:
+            return _Rotate.apply(x, self, None)
+        return _rotated(x, self.turns)
+
+
+class _Rotate(torch.autograd.Function):
+    """y = R x, whose gradient is Rᵀ ∂L/∂y: nothing is kept but the turns, which all layers share.
+
+    Both ways change the order in memory as they go: to heads that lie together, as the attention kernel reads them
+    fastest, and back to the order of ``x``, which the projection before it would otherwise copy its gradient to.
+    """
+
+    @staticmethod
+    def forward(ctx, x, rotation, strides):
+        # Attributes and not saved tensors: the turns are no result of the graph, and wrappers that move saved tensors
+        # elsewhere (offloaded activations) would move them once a layer.
+        ctx.rotation = rotation
+        like = torch.empty_like(x, device="meta")  # in the order of x, without the gaps of a slice
+        ctx.strides = like.stride() if _is_paired(like) else None
+        return _rotated(x, rotation.turns, strides)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        # Itself differentiable, so derivatives of any order exist.
+        return _Rotate.apply(gradient, ctx.rotation.transposed, ctx.strides), None, None
+
+
+def _rotated(x: Tensor, turns: Tensor, strides: tuple[int, ...] | None = None) -> Tensor:
+    """The rotated ``x`` in new memory, contiguous or with ``strides``."""
+    kind = torch.complex128 if x.dtype == torch.float64 else torch.complex64
+    new = {"dtype": kind.to_real(), "device": x.device}
+    y = torch.empty(x.shape, **new) if strides is None else torch.empty_strided(x.shape, strides, **new)
+    if x.dtype == y.dtype and _is_paired(x):
+        torch.mul(x.view(kind), turns, out=y.view(kind))
+        return y
+    y.copy_(x).view(kind).mul_(turns)
+    return y.to(x.dtype)
+
+
+def _is_paired(x: Tensor) -> bool:
+    """Whether the memory of ``x`` can be read as complex numbers: pairs side by side, at even addresses."""
+    *strides, last = x.stride()
+    return last == 1 and x.storage_offset() % 2 == 0 and not any(stride % 2 for stride in strides)
 
 
 class GrowingRotation(Rotation):
@@ -62,17 +119,17 @@ class GrowingRotation(Rotation):
 
     Args:
         scaling: frequencies by length.
+        plain_turns: turns of all keys within the training length, (keys, head_dim / 2) complex64.
         lengths: non-pad tokens up to and including each query, (batch, query_len).
-        keys: number of keys.
         start: index of the first query among the keys.
     """
 
     before_cache = False
 
-    def __init__(self, scaling: RopeScaling, lengths: Tensor, keys: int, start: int):
+    def __init__(self, scaling: RopeScaling, plain_turns: Tensor, lengths: Tensor, start: int):
         self.scaling = scaling
+        self.plain_turns = plain_turns
         self.lengths = lengths
-        self.positions = torch.arange(keys, device=lengths.device)
         self.start = start
         # Every query of the first train_length columns has at most that many tokens behind it, whatever the pads.
         self.plain = min(max(scaling.train_length - start, 0), lengths.size(1))
@@ -85,15 +142,16 @@ class GrowingRotation(Rotation):
 
     def _make_blocks(self):
         if self.plain:
-            turns = phases(self.positions, self.scaling.frequencies(self.lengths.device))
-            yield 0, self.plain, self._turn(turns, 0, self.plain)
+            yield 0, self.plain, self._turn(self.plain_turns, 0, self.plain)
+        positions = torch.arange(self.plain_turns.size(0), device=self.lengths.device)
         for query in range(self.plain, self.lengths.size(1)):
-            turns = phases(self.positions, self.scaling.frequencies_at(self.lengths[:, query]))
+            turns = phases(positions, self.scaling.frequencies_at(self.lengths[:, query]))
             yield query, query + 1, self._turn(turns[:, None], query, query + 1)
 
     def _turn(self, turns, first, end):
-        of_queries = turns[..., self.start + first : self.start + end, :]
-        return lambda q, k: (rotate(q, of_queries), rotate(k, turns))
+        of_keys = StaticRotation(turns)
+        of_queries = StaticRotation(turns[..., self.start + first : self.start + end, :])
+        return lambda q, k: (of_queries.rotate(q), of_keys.rotate(k))
 
 
 class RotaryPositions(PositionEncoding):
@@ -111,6 +169,14 @@ class RotaryPositions(PositionEncoding):
         super().__init__()
         self.scaling = scaling
         self.padding_idx = padding_idx
+        # Turns of the positions met so far, (positions, head_dim / 2). A plain attribute, not a buffer: it stays
+        # float32 under model.half() and out of checkpoints.
+        self.table = None
+
+    @property
+    def keys_by_row(self):
+        """Dynamic NTK turns all keys anew at each step, by the row's own number of tokens."""
+        return self.scaling.dynamic
 
     def rotation(self, tokens, query_len, causal):
         keys = tokens.size(1)
@@ -118,15 +184,24 @@ class RotaryPositions(PositionEncoding):
             counted = tokens.ne(self.padding_idx)
             if causal:
                 lengths = counted.cumsum(dim=1)[:, -query_len:]
-                return GrowingRotation(self.scaling, lengths, keys, keys - query_len)
+                return GrowingRotation(self.scaling, self._turns(keys, tokens.device), lengths, keys - query_len)
             frequencies = self.scaling.frequencies_at(counted.sum(dim=1))  # (batch, head_dim / 2)
             positions = torch.arange(keys, device=tokens.device)
             return StaticRotation(phases(positions, frequencies)[:, None])  # (batch, 1, keys, head_dim / 2)
         if self.scaling.dynamic and causal:
             # Within the training length still unrotated in the cache: a later step may need another base.
-            return GrowingRotation(self.scaling, tokens.new_zeros(tokens.size(0), query_len), keys, keys - query_len)
-        positions = torch.arange(keys - query_len, keys, device=tokens.device)
-        return StaticRotation(phases(positions, self.scaling.frequencies(tokens.device), self.scaling.magnitude))
+            lengths = tokens.new_zeros(tokens.size(0), query_len)
+            return GrowingRotation(self.scaling, self._turns(keys, tokens.device), lengths, keys - query_len)
+        return StaticRotation(self._turns(keys, tokens.device)[keys - query_len :])
+
+    def _turns(self, count: int, device: torch.device) -> Tensor:
+        """Turns of the first ``count`` positions. Computed once: a step of decoding only picks its row."""
+        if self.table is None or self.table.size(0) < count or self.table.device != device:
+            # A tensor that inference mode made could not take part in a later training pass.
+            with torch.inference_mode(False):
+                positions = torch.arange(round_up(count), device=device)
+                self.table = phases(positions, self.scaling.frequencies(device), self.scaling.magnitude)
+        return self.table[:count]
 
     def extra_repr(self):
         return str(self.scaling)

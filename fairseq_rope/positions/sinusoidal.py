@@ -3,11 +3,10 @@
 import math
 
 import torch
-from fairseq.utils import make_positions
 from torch import Tensor
 
 from fairseq_rope.errors import UserError
-from fairseq_rope.positions.base import PositionEncoding
+from fairseq_rope.positions.base import PositionEncoding, positions_of_last, round_up
 
 
 def sinusoidal_table(rows: int, embed_dim: int, padding_idx: int) -> Tensor:
@@ -51,11 +50,14 @@ class SinusoidalPositions(PositionEncoding):
     def _rows(self, count: int, device: torch.device) -> Tensor:
         if self.table is None or self.table.size(0) < count or self.table.device != device:
             known = 0 if self.table is None else self.table.size(0)
-            self.table = sinusoidal_table(max(count, known, 256), self.embed_dim, self.padding_idx).to(device)
+            rows = round_up(max(count, known))
+            # A tensor that inference mode made could not take part in a later training pass.
+            with torch.inference_mode(False):
+                self.table = sinusoidal_table(rows, self.embed_dim, self.padding_idx).to(device)
         return self.table
 
     def embed(self, tokens, query_len):
-        positions = make_positions(tokens, self.padding_idx)[:, -query_len:]  # (batch, query_len)
+        positions = positions_of_last(tokens, query_len, self.padding_idx)  # (batch, query_len)
         return self._rows(self.padding_idx + 1 + tokens.size(1), tokens.device)[positions]
 
     def max_positions(self):

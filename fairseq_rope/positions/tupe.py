@@ -2,12 +2,13 @@
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_rope.positions.base import PositionEncoding, check_table_length
 from fairseq_rope.positions.relative import relative_bucket
 
 INIT_STD = 0.02  # of every weight on the position path, as in TUPE's code
+_MEMO_ROWS = 64  # steps of decoding whose scores are computed at once
 
 
 def _embedding(rows, columns):
@@ -85,21 +86,45 @@ class TupePositions(PositionEncoding):
     def check_length(self, tokens):
         check_table_length(tokens, self.padding_idx, self.max_positions(), "positions that TUPE has vectors for")
 
-    def score_bias(self, tokens, query_len):
-        ranks, one_block = self._ranks(tokens)
-        scores = self._absolute(ranks, query_len)  # (1 or batch, heads, query_len, keys)
-        reset = None if self.reset == "none" else self._reset_tokens(tokens, ranks)  # (1 or batch, keys)
-        joint = self.reset_form == "joint"
-        if reset is not None and not joint:
-            scores = self._with_reset(scores, reset, self._reset_scores())
+    def score_bias(self, tokens, query_len, memo=None):
+        ranks, columns, one_block, reset = self._ranks(tokens)
+        if memo is None or torch.is_grad_enabled() or not columns:
+            scores = self._plain_scores(ranks, one_block, query_len)
+            values = None if reset is None else self._reset_scores()
+        else:
+            scores, values = self._remembered(memo, ranks, query_len)
+        return scores if reset is None else self._with_reset(scores, reset, values)
+
+    def step_bias(self, tokens, memo):
+        return self.score_bias(tokens, 1, memo)
+
+    def _plain_scores(self, ranks, one_block, query_len):
+        """Scores by rank alone, reset tokens not told apart: (1 or batch, heads, query_len, keys)."""
+        scores = self._absolute(ranks, query_len)
         if self.relative_attention_bias is not None:
-            relative = self._relative(ranks, one_block, query_len)
-            if reset is not None and not joint:
-                relative = self._with_reset(relative, reset, self.reset_bias.weight)
-            scores = scores + relative
-        if reset is not None and joint:
-            scores = self._with_reset(scores, reset, self._reset_scores())
+            scores = scores + self._relative(ranks, one_block, query_len)
         return scores
+
+    def _remembered(self, memo, ranks, query_len):
+        """What :meth:`_plain_scores` and :meth:`_reset_scores` return, by way of ``memo``.
+
+        A step would otherwise project every position anew for its one row. Rows are computed ``_MEMO_ROWS`` at a time,
+        for sentences without a pad before a token, which all have the same: ``ranks`` (1, keys) are column indices.
+        """
+        key = f"{type(self).__name__} {'encoder' if self.bidirectional else 'decoder'}"
+        known = memo.setdefault(key, {})
+        if self.reset != "none" and "reset" not in known:
+            known["reset"] = self._reset_scores()
+        keys = ranks.size(1)
+        if keys > self.max_positions() or query_len > 1:
+            return self._plain_scores(ranks, True, query_len), known.get("reset")
+        if not known.get("first", keys) < keys <= known.get("end", 0):
+            known["end"] = min(keys + _MEMO_ROWS - 1, self.max_positions())
+            known["first"] = keys - 1
+            every = torch.arange(known["end"], device=ranks.device)[None]
+            known["rows"] = self._plain_scores(every, True, known["end"] - known["first"])
+        row = keys - 1 - known["first"]
+        return known["rows"][:, :, row : row + 1, :keys], known.get("reset")
 
     def score_scale(self, head_dim):
         """1/sqrt(2 head_dim), because two terms are summed (eq. 7)."""
@@ -109,19 +134,30 @@ class TupePositions(PositionEncoding):
         return self.pos.num_embeddings
 
     def _ranks(self, tokens):
-        """Position of each token among those of its sentence that are no pads, and whether they lie side by side.
+        """Position of each token among those of its sentence that are no pads, and which tokens are reset.
 
         Returns:
-            (1, keys), one row for all sentences where no pad stands before a token, else (batch, keys); and whether
-            no pad stands between two tokens of a sentence.
+            (1, keys), column indices for all sentences where no pad stands before a token, else (batch, keys); whether
+            that is so; whether no pad stands between two tokens of a sentence; and the reset tokens, bool
+            (1 or batch, keys), or None.
         """
         keys, last = tokens.size(1), self.max_positions() - 1
         pads = tokens.eq(self.padding_idx)
         pad_before_token = pads[:, :-1] & ~pads[:, 1:]
         begins = pad_before_token.sum(dim=1) + (~pads[:, 0]).long()
-        any_before, any_between = torch.stack((pad_before_token.any(), (begins > 1).any())).tolist()
+        questions = [pad_before_token.any(), (begins > 1).any()]
+        if self.reset == "eos":
+            ends = tokens.eq(self.eos_idx)
+            questions.append((ends != ends[:1]).any())
+        any_before, any_between, *differ = torch.stack(questions).tolist()  # waits for the device once
         ranks = (~pads).cumsum(dim=1) - 1 if any_before else torch.arange(keys, device=tokens.device)[None]
-        return ranks.clamp(0, last), not any_between  # what pads get is masked later; it only has to exist
+        ranks = ranks.clamp(0, last)  # what pads get is masked later; it only has to exist
+        reset = None
+        if self.reset == "eos":
+            reset = ends if differ[0] else ends[:1]  # a decoder's first input: one row serves all sentences
+        elif self.reset == "first":
+            reset = ranks.eq(0) & ~pads if any_before else ranks.eq(0)  # the first column
+        return ranks, not any_before, not any_between, reset
 
     def _heads(self, x):
         """(…, length, embed_dim) -> (…, heads, length, head_dim)."""
@@ -156,22 +192,15 @@ class TupePositions(PositionEncoding):
     def _bucket(self, distance):
         return relative_bucket(distance, self.buckets, self.max_distance, self.bidirectional)
 
-    def _reset_tokens(self, tokens, ranks):
-        """Which tokens are reset, (1 or batch, keys) bool."""
-        if self.reset == "eos":
-            chosen = tokens.eq(self.eos_idx)
-            if bool((chosen == chosen[:1]).all()):  # a decoder's first input: one row serves all sentences
-                chosen = chosen[:1]
-            return chosen
-        if ranks.size(0) == 1:
-            return ranks.eq(0)  # the first column
-        return ranks.eq(0) & tokens.ne(self.padding_idx)
+    def _reset_scores(self) -> Tensor:
+        """What reset tokens get in place of plain scores, (2, heads): θ_1 and θ_2, with their bias where separate.
 
-    def _reset_scores(self):
-        """θ_1 and θ_2 of each head, (2, heads)."""
+        Resetting absolute and relative scores each and adding them is the same as resetting their sum to the sum.
+        """
         vectors = self.pos_ln(self.reset_pos.weight)
         q, k = self._heads(self.pos_q_linear(vectors)), self._heads(self.pos_k_linear(vectors))  # (heads, 2, head_dim)
-        return ((q * self.score_scale(q.size(-1))) * k).sum(dim=-1).t()
+        scores = ((q * self.score_scale(q.size(-1))) * k).sum(dim=-1).t()
+        return scores if self.reset_bias is None else scores + self.reset_bias.weight
 
     def _with_reset(self, scores, reset, values):
         """``scores`` with rows of reset tokens at ``values[0]`` and the rest of their columns at ``values[1]``.

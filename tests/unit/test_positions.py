@@ -6,6 +6,8 @@ import torch
 
 from fairseq_rope.errors import UserError
 from fairseq_rope.positions import LearnedPositions, NoPositions, SinusoidalPositions
+from fairseq_rope.positions.base import positions_of_last
+from fairseq_rope.positions.sinusoidal import sinusoidal_table
 
 
 def learned(rows, width=8):
@@ -57,6 +59,29 @@ def test_sinusoids_equal_stock(width):
     tokens = models.batch([9, 3, 12])
     stock = SinusoidalPositionalEmbedding(width, 1, init_size=64)(tokens)
     assert torch.equal(SinusoidalPositions(width, 1, 1024).embed(tokens, 12), stock)
+
+
+def test_positions_of_a_step_are_fairseq_s():
+    from fairseq.utils import make_positions
+
+    tokens = torch.tensor([[7, 8, 9, 4], [1, 1, 5, 2], [5, 1, 1, 1], [1, 1, 1, 1], [5, 1, 6, 1]])
+    for end in range(1, 5):
+        for queries in range(1, end + 1):
+            got = positions_of_last(tokens[:, :end], queries, 1)
+            assert torch.equal(got, make_positions(tokens[:, :end], 1)[:, -queries:]) and got.dtype == torch.long
+
+
+def test_sinusoids_do_not_make_a_table_each_step(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        "fairseq_rope.positions.sinusoidal.sinusoidal_table",
+        lambda *size: calls.append(size[0]) or sinusoidal_table(*size),
+    )
+    positions, tokens = SinusoidalPositions(8, 1, 1024), torch.full((2, 700), 5)
+    for end in range(1, 701):
+        step = positions.embed(tokens[:, :end], 1)
+    assert calls == [256, 512, 768]
+    assert torch.equal(step, SinusoidalPositions(8, 1, 1024).embed(tokens, 700)[:, -1:])
 
 
 def test_sinusoids_refuse_a_width_without_frequencies():

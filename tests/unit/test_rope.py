@@ -1,6 +1,7 @@
 """RoPE against its formula in float64, complex numbers, and HF transformers' RoFormer."""
 
 import cmath
+import copy
 
 import models
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_rope.positions import RopeScaling, RotaryPositions
-from fairseq_rope.positions.rope import from_half_split, phases, rotate, to_half_split
+from fairseq_rope.positions.rope import StaticRotation, from_half_split, phases, plain_rotate, rotate, to_half_split
 
 
 def rotary(head_dim, **scaling):
@@ -60,6 +61,142 @@ def test_gradients_are_the_inverse_rotation():
         pairs = zip(reference_rotate(up, 5), reference_rotate(down, 5), g[0, 0, 2].tolist(), strict=True)
         want = sum((a - b) / (2 * step) * weight for a, b, weight in pairs)
         assert abs(float(x.grad[0, 0, 2, channel]) - want) < 1e-5
+
+
+def exact_turns(length, dim, sentences=None):
+    """e^(imθ) in complex128, (length, dim / 2) or, each sentence at another start, (sentences, 1, length, dim / 2)."""
+    positions = (
+        torch.arange(length) if sentences is None else torch.arange(length) + 7 * torch.arange(sentences)[:, None]
+    )
+    angles = positions.double()[..., None] * RopeScaling(head_dim=dim).frequencies()
+    turns = torch.polar(torch.ones_like(angles), angles)
+    return turns if sentences is None else turns[:, None]
+
+
+def layouts(batch, heads, length, dim):
+    """(batch, heads, length, dim) views of one tensor, in the ways in which memory can hold them."""
+    count = batch * heads * length * dim
+    memory = torch.randn(4 * count + 1, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
+    projected = memory[: 3 * count].view(length, batch, 3 * heads * dim)
+    yield "a projection", memory[:count].view(length, batch, heads, dim).permute(1, 2, 0, 3)
+    yield "of a fused one", projected[..., heads * dim : 2 * heads * dim].unflatten(2, (heads, dim)).permute(1, 2, 0, 3)
+    yield "batch first", memory[:count].view(batch, length, heads, dim).transpose(1, 2)
+    yield "contiguous", memory[:count].view(batch, heads, length, dim)
+    yield "at an odd address", memory[1 : count + 1].view(batch, heads, length, dim)
+    yield "channels apart", memory[: 2 * count].view(batch, heads, length, 2 * dim)[..., ::2]
+    yield "channels last but one", memory[:count].view(batch, heads, dim, length).transpose(2, 3)
+    yield "the same for all heads", memory[: count // heads].view(batch, 1, length, dim).expand(-1, heads, -1, -1)
+
+
+# Turns and results are each rounded once: an ulp of the largest value and a half.
+ROUNDING = {torch.float64: 2**-23, torch.float32: 2**-22, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("size", [(2, 3, 7, 6), (1, 1, 1, 2), (3, 2, 1, 4), (1, 4, 5, 8), (2, 2, 0, 4)], ids=str)
+def test_values_and_gradients_equal_the_plain_formula(dtype, size):
+    """Whatever the precision and the order in memory, against float64; with turns a sentence too."""
+    for name, x in layouts(*size):
+        for sentences in (None, size[0]):
+            turns = exact_turns(size[2], size[3], sentences)
+            mine = x.to(dtype).requires_grad_() if dtype != x.dtype else x.detach().requires_grad_()
+            exact = mine.detach().double().clone(memory_format=torch.contiguous_format).requires_grad_()
+            got, want = rotate(mine, turns.to(torch.complex64)), plain_rotate(exact, turns)
+            assert got.dtype == dtype and got.shape == want.shape and got.is_contiguous(), name
+            g = torch.randn(want.shape, generator=torch.Generator().manual_seed(1)).to(dtype).transpose(1, 2)
+            g = g.contiguous().transpose(1, 2)  # as the attention kernel hands it back
+            got.backward(g)
+            want.backward(g.double())
+            with torch.no_grad():
+                assert torch.equal(rotate(mine, turns.to(torch.complex64)), got), name
+            for a, b in ((got, want), (mine.grad, exact.grad)):
+                bound = ROUNDING[dtype] * float(b.abs().max()) if b.numel() else 0
+                assert torch.allclose(a.double(), b, rtol=0, atol=bound), (name, sentences)
+
+
+def test_a_gradient_lies_as_the_projection_does():
+    """So nothing is copied: before the projection's backward pass, or before the attention kernel."""
+    for name, x in layouts(2, 3, 7, 6):
+        mine = x.detach().float().requires_grad_() if name != "of a fused one" else x.float().requires_grad_()
+        rotate(mine, exact_turns(7, 6).to(torch.complex64)).sum().backward()
+        assert mine.grad.stride() == torch.empty_like(mine).stride(), name
+
+
+def test_derivatives_of_higher_order():
+    turns = exact_turns(3, 4).to(torch.complex64)
+    x = torch.randn(2, 1, 3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: rotate(x, turns), x, atol=1e-6)
+    assert torch.autograd.gradgradcheck(lambda x: rotate(x, turns), x, atol=1e-6)
+    (first,) = torch.autograd.grad(rotate(x, turns).pow(3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.pow(2).sum(), x)
+    exact = x.detach().requires_grad_()
+    (first,) = torch.autograd.grad(plain_rotate(exact, exact_turns(3, 4)).pow(3).sum(), exact, create_graph=True)
+    (want,) = torch.autograd.grad(first.pow(2).sum(), exact)
+    assert torch.allclose(second, want, rtol=1e-5, atol=1e-5)
+
+
+def test_neither_input_nor_gradient_is_written_to():
+    x = torch.randn(2, 3, 5, 4, requires_grad=True)
+    g = torch.randn(2, 3, 5, 4)
+    kept, rotation = (x.detach().clone(), g.clone()), StaticRotation(exact_turns(5, 4).to(torch.complex64))
+    y = rotation.rotate(x)
+    y.backward(g, retain_graph=True)
+    once = x.grad.clone()
+    y.backward(g)  # what the first pass kept is as it was
+    assert torch.equal(x, kept[0]) and torch.equal(g, kept[1]) and torch.equal(x.grad, 2 * once)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_and_under_autocast(reentrant):
+    rotation = StaticRotation(exact_turns(5, 4).to(torch.complex64))
+    weight, x = torch.randn(4, 4, requires_grad=True), torch.randn(1, 2, 5, 4, requires_grad=True)
+
+    def run(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = rotation.rotate(x @ weight)  # projected in bfloat16
+        assert y.dtype == torch.bfloat16
+        return y.float()
+
+    results = []
+    for whole in (run, lambda x: torch.utils.checkpoint.checkpoint(run, x, use_reentrant=reentrant)):
+        x.grad = weight.grad = None
+        whole(x).square().sum().backward()
+        results.append((x.grad, weight.grad))
+        assert all(bool((g != 0).any()) for g in results[-1])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_the_table_grows_and_keeps_its_rows():
+    """Whatever was asked before, the turns are those of a fresh table and of the formula, bit for bit."""
+    positions = rotary(16, mode="yarn", factor=2.0, train_length=9)
+    theta, magnitude = positions.scaling.frequencies(), positions.scaling.magnitude
+    for keys, queries in ((1, 1), (5, 5), (2000, 1), (256, 256), (257, 3), (7, 2), (2000, 2000)):
+        tokens = torch.full((2, keys), 5)
+        got = positions.rotation(tokens, queries, causal=True).turns
+        assert torch.equal(got, phases(torch.arange(keys - queries, keys), theta, magnitude)), (keys, queries)
+        assert got.shape == (queries, 8)
+    assert positions.table.size(0) == 2048
+
+
+@pytest.mark.parametrize("scaling", [{}, {"mode": "dynamic-ntk", "factor": 2.0, "train_length": 300}])
+def test_a_step_of_decoding_computes_no_angles(scaling, monkeypatch):
+    calls = []
+    monkeypatch.setattr("fairseq_rope.positions.rope.phases", lambda *_: calls.append(_) or phases(*_))
+    positions = rotary(16, **scaling)
+    for keys in range(1, 258):
+        positions.rotation(torch.full((2, keys), 5), 1, causal=True)
+    assert len(calls) == 2  # made for 256 positions, and grown
+
+
+def test_the_table_of_an_inference_pass_serves_training_and_a_copy():
+    positions = rotary(4)
+    tokens = torch.full((1, 3), 5)
+    with torch.inference_mode():
+        positions.rotation(tokens, 3, causal=False)
+    x = torch.randn(1, 1, 3, 4, requires_grad=True)
+    for one in (positions, copy.deepcopy(positions)):
+        one.rotation(tokens, 3, causal=False).rotate(x).sum().backward()
+    assert torch.isfinite(x.grad).all() and not positions.state_dict()
 
 
 @settings(deadline=None, max_examples=40)

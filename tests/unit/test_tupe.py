@@ -153,6 +153,51 @@ def test_some_queries_see_the_rows_of_all(relative, reset, form):
                 assert torch.allclose(some[seen], rows_of_all[seen], rtol=0, atol=1e-12), (name, end, queries)
 
 
+@pytest.mark.parametrize("relative", [False, True], ids=["tupe-a", "tupe-r"])
+@pytest.mark.parametrize("reset, form", RESETS)
+def test_decoding_with_a_memo_equals_the_full_pass(relative, reset, form, monkeypatch):
+    """Step by step with one memo, rows reordered and dropped on the way; where a later pad comes before a token too."""
+    monkeypatch.setattr("fairseq_rope.positions.tupe._MEMO_ROWS", 3)
+    encoding = tupe(relative, reset, form, bidirectional=False)
+    for name, rows in BATCHES.items():
+        memo, tokens = {}, torch.tensor(rows)
+        for end in range(1, tokens.size(1) + 1):
+            if end == 3:
+                tokens = tokens.flip(0)[: max(1, len(rows) - 1)]
+            full = encoding.score_bias(tokens, tokens.size(1)).detach().expand(len(tokens), -1, -1, -1)
+            with torch.no_grad():
+                step = encoding.score_bias(tokens[:, :end], 1, memo=memo).expand(len(tokens), -1, -1, -1)
+            real = tokens[:, :end].ne(PAD)
+            seen = (real[:, None, -1:, None] & real[:, None, None, :]).expand_as(step)
+            assert torch.allclose(step[seen], full[:, :, end - 1 : end, :end][seen], rtol=0, atol=1e-12), (name, end)
+
+
+def test_a_memo_saves_the_projections_and_holds_no_graph():
+    """One projection of all positions in 64 steps; none of it used with gradients, or by another batch."""
+    encoding = TupePositions(EMBED, HEADS, 200, PAD, EOS, "first", buckets=8, max_distance=6, bidirectional=False)
+    randomize(encoding)
+    calls, memo = [], {}
+    encoding.pos_k_linear.register_forward_hook(lambda *_: calls.append(1))
+    tokens = torch.full((2, 200), 5)
+    with torch.no_grad():
+        for end in range(1, 65):
+            encoding.score_bias(tokens[:, :end], 1, memo=memo)
+    assert len(calls) == 2  # the positions' and the reset vectors'
+    kept = [x for entry in memo.values() for x in entry.values() if isinstance(x, torch.Tensor)]
+    assert kept and not any(x.requires_grad for x in kept)
+
+    with torch.no_grad():
+        encoding.pos.weight.mul_(3)
+        new, old = (encoding.score_bias(tokens[:, :9], 1, memo=m) for m in ({}, memo))
+        assert not torch.allclose(new, old)
+        memo.clear()
+        for end in (150, 200, 66, 67):  # a memo from the middle on, beyond what it keeps, and back
+            step = encoding.score_bias(tokens[:, :end], 1, memo=memo)
+            assert torch.allclose(step, encoding.score_bias(tokens[:, :end], 1), atol=1e-5)
+    with_gradient = encoding.score_bias(tokens[:, :9], 1, memo=memo)
+    assert with_gradient.requires_grad and torch.allclose(with_gradient, new, atol=1e-5)
+
+
 def recorded(model, *arguments):
     """Arguments and result of every attention in a forward pass, {name: (args, kwargs, output)}."""
     calls, handles = {}, []
@@ -274,8 +319,8 @@ def count_calls(monkeypatch):
     """Record the shapes of all that TUPE's encodings return."""
     shapes, score_bias = [], TupePositions.score_bias
 
-    def counted(self, tokens, query_len):
-        bias = score_bias(self, tokens, query_len)
+    def counted(self, tokens, query_len, memo=None):
+        bias = score_bias(self, tokens, query_len, memo)
         shapes.append(("encoder" if self.bidirectional else "decoder", *bias.shape))
         return bias
 
