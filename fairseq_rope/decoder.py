@@ -1,24 +1,41 @@
 """Transformer decoder: stock fairseq's parameters and interface, with any position encoding."""
 
+from collections.abc import Callable
+
 import torch
 from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor
 
-from fairseq_rope.attention import refuse_torchscript
+from fairseq_rope.attention import Mask, refuse_torchscript
+from fairseq_rope.decoding_state import DecodingState
 from fairseq_rope.errors import UserError
 from fairseq_rope.layers import TransformerDecoderLayer
+from fairseq_rope.packed_linear import GenerationLinears
 from fairseq_rope.residual import Measurement, init_residuals
 from fairseq_rope.stack import (
     build_positions,
+    causal_mask,
     layers_to_run,
     masked_bias,
     residual_depth,
+    source_mask,
     stream_divisor,
     wrap_layer,
 )
 
 
-class TransformerDecoder(TransformerDecoderBase):
+def log_softmax_(logits: Tensor, block: int = 2**20) -> Tensor:
+    """Turn float32 ``logits`` (…, vocabulary) into log-probabilities in place, about ``block`` numbers at a time.
+
+    The scores of a step of beam search are among its largest tensors; a second one costs more to map than to fill.
+    """
+    rows = logits.view(-1, logits.size(-1))
+    for part in rows.split(max(block // rows.size(1), 1)):
+        part.copy_(torch.log_softmax(part, dim=-1))
+    return logits
+
+
+class TransformerDecoder(GenerationLinears, TransformerDecoderBase):
     """Stack of :class:`~fairseq_rope.layers.TransformerDecoderLayer`.
 
     Args:
@@ -39,7 +56,13 @@ class TransformerDecoder(TransformerDecoderBase):
 
     def make_generation_fast_(self, need_attn=False, **kwargs):
         """fairseq calls this before generation; without --print-alignment no attention weights are kept."""
+        super().make_generation_fast_()
         self.need_attn = need_attn
+
+    def output_layer(self, features):
+        """Scores of the vocabulary for ``features`` (batch, tgt_len, output_embed_dim); the features themselves with
+        adaptive softmax, which has an output of its own."""
+        return features if self.adaptive_softmax is not None else self.joined(features, "output_projection")
 
     def forward_embedding(self, tokens, query_len):
         """Embed the last ``query_len`` of ``tokens`` (batch, length): (batch, query_len, embed_dim)."""
@@ -67,12 +90,16 @@ class TransformerDecoder(TransformerDecoderBase):
         src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
         measurement: Measurement | None = None,
+        head: Callable | None = None,
     ):
         """Scores of the next tokens, (batch, tgt_len or 1, vocabulary); with ``features_only`` what they are made of.
 
-        Arguments are those of stock's decoder; see :meth:`extract_features`.
+        Arguments are those of stock's decoder; see :meth:`extract_features`. ``head`` takes the output layer's place:
+        its result for (features (batch, tgt_len or 1, output_embed_dim), this decoder) is returned. A loss that does
+        without the whole of the scores is computed here, inside the forward pass, where data-parallel wrappers see
+        which parameters it reads.
         """
-        x, extra = self.extract_features(
+        x, extra, state = self._features(
             prev_output_tokens,
             encoder_out,
             incremental_state,
@@ -81,7 +108,13 @@ class TransformerDecoder(TransformerDecoderBase):
             alignment_heads,
             measurement,
         )
-        return x if features_only else self.output_layer(x), extra
+        if head is not None:
+            return head(x, self), extra
+        if not features_only:
+            x = self.output_layer(x)
+        # Nobody else has seen a step's scores, so normalising them may write into them.
+        extra["in_place"] = state is not None and not features_only and not x.requires_grad
+        return x if state is None else state.expand(x), extra
 
     def extract_features(
         self,
@@ -109,18 +142,46 @@ class TransformerDecoder(TransformerDecoderBase):
             ``inner_states``. Attention weights are returned in evaluation, and in training if an alignment argument
             is given; they cost a pass outside the fused kernel.
         """
+        x, extra, state = self._features(
+            prev_output_tokens,
+            encoder_out,
+            incremental_state,
+            full_context_alignment,
+            alignment_layer,
+            alignment_heads,
+            measurement,
+        )
+        return x if state is None else state.expand(x), extra
+
+    def _features(
+        self,
+        prev_output_tokens,
+        encoder_out,
+        incremental_state,
+        full_context_alignment,
+        alignment_layer,
+        alignment_heads,
+        measurement,
+    ):
+        """:meth:`extract_features` with the state of decoding (or None) and only the rows that it computes."""
         self.embed_positions.check_length(prev_output_tokens)
         enc = padding_mask = None
         if encoder_out is not None and encoder_out["encoder_out"]:
             enc = encoder_out["encoder_out"][0]  # (src_len, batch, encoder_embed_dim)
         if encoder_out is not None and encoder_out["encoder_padding_mask"]:
             padding_mask = encoder_out["encoder_padding_mask"][0]  # (batch, src_len)
-        encoder_mask = None
-        if padding_mask is not None and bool(padding_mask.any()):
-            encoder_mask = ~padding_mask[:, None, None, :]  # (batch, 1, 1, src_len)
 
-        tokens = prev_output_tokens
-        query_len = tokens.size(1) if incremental_state is None else 1
+        tokens, state = prev_output_tokens, None
+        if incremental_state is None:
+            query_len = tokens.size(1)
+            encoder_mask = source_mask(padding_mask)
+        else:
+            query_len = 1
+            state = self._decoding_state(incremental_state, tokens, encoder_out, enc)
+            if state.steps == 0 and padding_mask is not None:
+                state.source_mask = source_mask(padding_mask[:: state.group])
+            tokens = state.begin_step(tokens)
+            encoder_mask = state.source_mask
         x = self.forward_embedding(tokens, query_len)
         x = x.transpose(0, 1)  # (batch, query_len, embed_dim) -> (query_len, batch, embed_dim)
 
@@ -128,11 +189,23 @@ class TransformerDecoder(TransformerDecoderBase):
         positions = self.embed_positions
         causal, mask = self._self_attention_mask(tokens, query_len, full_context_alignment, encoder_mask, enc)
         rotation = positions.rotation(tokens, query_len, causal=not full_context_alignment)
-        score_bias = positions.score_bias(tokens, query_len)
+        if state is None:
+            score_bias = positions.score_bias(tokens, query_len)
+        else:
+            score_bias = positions.step_bias(tokens, state.memo)
         scale = positions.score_scale(self.embed_dim // self.cfg.decoder.attention_heads)
-
-        if score_bias is not None and self.cfg.residual_attention == "none":
-            score_bias, mask, causal = masked_bias(score_bias, mask, causal), None, False
+        if state is not None:
+            mask = state.entry_mask(mask)
+            score_bias = None if score_bias is None else state.entry_bias(score_bias)
+        if self.cfg.residual_attention != "none":
+            if causal:
+                mask, causal = causal_mask(query_len, tokens.device), False
+            mask = None if mask is None else Mask.of(mask, everywhere=True)  # a token sees itself at least
+            encoder_mask = None if encoder_mask is None else Mask.of(encoder_mask)
+        elif score_bias is not None or (state is not None and mask is not None):
+            # Of a mask alone the fused kernel would make such a bias in each layer.
+            bias = x.new_zeros(1, 1, 1, 1) if score_bias is None else score_bias
+            score_bias, mask, causal = masked_bias(bias, mask, causal), None, False
 
         aligned = alignment_layer is not None or alignment_heads is not None
         need_attn = aligned or (self.need_attn and not self.training)
@@ -155,7 +228,7 @@ class TransformerDecoder(TransformerDecoderBase):
                 scale=scale,
                 causal=causal,
                 divisor=stream_divisor(self.cfg.residual_attention, index),
-                incremental_state=incremental_state,
+                state=state,
                 need_weights=need_attn and index == alignment_layer,
                 measurement=measurement,
             )
@@ -168,7 +241,46 @@ class TransformerDecoder(TransformerDecoderBase):
         x = x.transpose(0, 1)  # (query_len, batch, embed_dim) -> (batch, query_len, embed_dim)
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
-        return x, {"attn": [attn], "inner_states": inner_states}
+        if state is not None:
+            attn = None if attn is None else state.expand(attn)
+            inner_states = [state.expand(inner, dim=1) for inner in inner_states]
+        return x, {"attn": [attn], "inner_states": inner_states}, state
+
+    def _decoding_state(self, incremental_state, tokens, encoder_out, enc):
+        """The state of this batch's decoding, made at its first step."""
+        state = self.get_incremental_state(incremental_state, "decoding")
+        if state is None:
+            if self.embed_positions.keys_by_row or self.cross_self_attention:
+                state = DecodingState(tokens.size(0), lazy=False)
+            else:
+                # Hypotheses that are equal so far stay equal, but for dropout that is kept on purpose.
+                noisy = self.training or any(getattr(m, "apply_during_inference", False) for m in self.modules())
+                group = 1 if enc is None else self._rows_a_sentence(encoder_out, enc)
+                state = DecodingState(tokens.size(0), group, alike=not noisy)
+            self.set_incremental_state(incremental_state, "decoding", state)
+        return state
+
+    def _rows_a_sentence(self, encoder_out, enc):
+        """How many neighbouring rows have the same source each, as beam search lays them out; 1 if it does not."""
+        sentences = encoder_out.get("sentences")
+        if sentences:
+            counts = torch.unique_consecutive(sentences[0], return_counts=True)[1].tolist()
+            return counts[0] if len(set(counts)) == 1 else 1
+        # Without the encoder's word: what set_beam_size was told, if the rows bear it out.
+        group = getattr(self, "_beam_size", 1)
+        if group > 1 and enc.size(1) % group == 0:
+            rows = enc.unflatten(1, (-1, group))
+            if rows.eq(rows[:, :, :1]).all():
+                return group
+        return 1
+
+    def reorder_incremental_state(self, incremental_state, new_order):
+        """Go on with the rows ``new_order`` (rows,) of the hypotheses, in that order."""
+        state = self.get_incremental_state(incremental_state, "decoding")
+        if state is not None:
+            state.reorder(new_order)
+
+    reorder_incremental_state_scripting = reorder_incremental_state  # stock asks every module; one holds the state
 
     def _self_attention_mask(self, tokens, query_len, full_context, encoder_mask, enc):
         """Whether the plain causal mask is enough, and if not, the keep-mask (batch or 1, 1, query_len, keys) or None.
@@ -208,6 +320,15 @@ class TransformerDecoder(TransformerDecoderBase):
         """
         if self.training and self.adaptive_softmax is not None:
             raise UserError("--adaptive-softmax-cutoff is trained with --criterion adaptive_loss and with no other")
+        logits, extra = net_output[:2]
+        if (
+            log_probs
+            and self.adaptive_softmax is None
+            and extra.get("in_place")
+            and logits.dtype == torch.float32
+            and logits.is_contiguous()
+        ):
+            return log_softmax_(logits)
         return super().get_normalized_probs(net_output, log_probs, sample)
 
     def max_positions(self):

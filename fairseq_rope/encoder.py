@@ -4,7 +4,7 @@ import torch
 from fairseq.models.transformer import TransformerEncoderBase
 from torch import Tensor
 
-from fairseq_rope.attention import refuse_torchscript
+from fairseq_rope.attention import Mask, refuse_torchscript
 from fairseq_rope.layers import TransformerEncoderLayer
 from fairseq_rope.residual import Measurement, init_residuals
 from fairseq_rope.stack import (
@@ -12,6 +12,7 @@ from fairseq_rope.stack import (
     layers_to_run,
     masked_bias,
     residual_depth,
+    source_mask,
     stream_divisor,
     wrap_layer,
 )
@@ -71,21 +72,22 @@ class TransformerEncoder(TransformerEncoderBase):
         """
         self.embed_positions.check_length(src_tokens)
         padding_mask = src_tokens.eq(self.padding_idx)  # (batch, src_len)
-        has_pads = bool(padding_mask.any())
+        mask = source_mask(padding_mask)  # (batch, 1, 1, src_len)
 
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)
-        if has_pads:
+        if mask is not None:
             x = x.masked_fill(padding_mask[:, :, None], 0)
         x = x.transpose(0, 1)  # (batch, src_len, embed_dim) -> (src_len, batch, embed_dim)
 
         # Asked once: all layers share these.
         positions, src_len = self.embed_positions, src_tokens.size(1)
-        mask = ~padding_mask[:, None, None, :] if has_pads else None  # (batch, 1, 1, src_len)
         rotation = positions.rotation(src_tokens, src_len, causal=False)
         score_bias = positions.score_bias(src_tokens, src_len)
         scale = positions.score_scale(self.cfg.encoder.embed_dim // self.cfg.encoder.attention_heads)
 
-        if score_bias is not None and self.cfg.residual_attention == "none":
+        if self.cfg.residual_attention != "none":
+            mask = None if mask is None else Mask.of(mask)
+        elif score_bias is not None:
             score_bias, mask = masked_bias(score_bias, mask, causal=False), None
 
         states = [x] if return_all_hiddens else []
@@ -111,6 +113,18 @@ class TransformerEncoder(TransformerEncoderBase):
         }
 
     forward_scriptable = forward  # stock's name of its body
+
+    def reorder_encoder_out(self, encoder_out, new_order):
+        """As stock's, but ``encoder_out`` itself where ``new_order`` only moves the hypotheses of each sentence.
+
+        That is nearly every step of beam search. ``sentences`` [(rows,)] in the result says which sentence of the
+        encoder's batch each row has, by which the decoder knows what rows can share.
+        """
+        known = encoder_out.get("sentences")
+        sentences = new_order if not known else known[0].index_select(0, new_order)
+        if known and sentences.equal(known[0]):
+            return encoder_out
+        return {**super().reorder_encoder_out(encoder_out, new_order), "sentences": [sentences]}
 
     def max_positions(self):
         """Longest source in tokens that the position encoding can place."""

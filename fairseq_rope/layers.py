@@ -1,10 +1,14 @@
 """Encoder and decoder layer: stock fairseq's parameters and names, around the attention of this package."""
 
 import torch
+import torch.nn.functional as F
 from fairseq.modules import transformer_layer
 from torch import Tensor, nn
 
 from fairseq_rope.attention import MultiheadAttention, refuse_torchscript
+from fairseq_rope.decoding_state import DecodingState
+from fairseq_rope.dropout import dropout_add
+from fairseq_rope.packed_linear import GenerationLinears
 from fairseq_rope.positions import Rotation
 from fairseq_rope.residual import Measurement, ScaledShortcuts
 
@@ -21,7 +25,7 @@ def init_feed_forward(layer, how: str):
             nn.init.zeros_(linear.bias)
 
 
-class _Blocks(ScaledShortcuts):
+class _Blocks(ScaledShortcuts, GenerationLinears):
     """What encoder and decoder layer share: how a block is wrapped, and the feed-forward block."""
 
     def block_input(self, x, layer_norm):
@@ -30,15 +34,22 @@ class _Blocks(ScaledShortcuts):
 
     def block_output(self, block, shortcut, x, layer_norm, measurement):
         """The stream after ``block``: dropout, (scaled) shortcut, and with post-norm the normalisation."""
-        x = self.dropout_module(x)
-        x = self.residual_connection(x, self.scaled_shortcut(block, shortcut, x, measurement))
+        if measurement is not None:
+            x = self.dropout_module(x)
+            x = self.residual_connection(x, self.scaled_shortcut(block, shortcut, x, measurement))
+        else:
+            x = dropout_add(x, self.scaled_shortcut(block, shortcut), self.dropout_module)
         return x if self.normalize_before else layer_norm(x)
 
     def feed_forward(self, x, measurement):
         """The whole feed-forward block, (length, batch, embed_dim) -> the same."""
         shortcut = x
-        x = self.activation_fn(self.fc1(self.block_input(x, self.final_layer_norm)))
-        x = self.fc2(self.activation_dropout_module(x))
+        x = self.block_input(x, self.final_layer_norm)
+        if self.activation_fn is F.relu:
+            x = self.joined(x, "fc1", relu=True)
+        else:
+            x = self.activation_fn(self.joined(x, "fc1"))
+        x = self.joined(self.activation_dropout_module(x), "fc2")
         return self.block_output("ffn", shortcut, x, self.final_layer_norm, measurement)
 
     def __prepare_scriptable__(self):
@@ -134,17 +145,18 @@ class TransformerDecoderLayer(_Blocks, transformer_layer.TransformerDecoderLayer
         scale: float,
         causal: bool,
         divisor: int | None,
-        incremental_state: dict | None = None,
+        state: DecodingState | None = None,
         need_weights: bool = False,
         measurement: Measurement | None = None,
     ):
         """Args:
-            x: (tgt_len, batch, embed_dim); tgt_len is 1 with ``incremental_state``.
+            x: (tgt_len, batch, embed_dim); tgt_len is 1 with ``state``.
             encoder_out: (src_len, batch, encoder_embed_dim) or None.
             encoder_mask: keep-mask of encoder-decoder attention, (batch, 1, 1, src_len) or None.
             self_attn_mask, rotation, score_bias, scale, causal, divisor: see
                 :class:`~fairseq_rope.attention.MultiheadAttention`.
             self_stream, cross_stream: the layer before's, of self-attention and of attention to the encoder.
+            state: of step-by-step decoding; masks, bias and streams are then those of its places.
             need_weights: also return the weights of encoder-decoder attention.
             measurement: ADMIN's, in a measuring pass.
 
@@ -156,9 +168,8 @@ class TransformerDecoderLayer(_Blocks, transformer_layer.TransformerDecoderLayer
         x = self.block_input(x, self.self_attn_layer_norm)
         key = None
         if self.cross_self_attention:
-            # Keys are the encoder's output followed by the target; once cached, only the target grows.
-            started = "prev_key" in self.self_attn._get_input_buffer(incremental_state)
-            key = x if started else _concat_lengths(encoder_out, x)
+            # Keys are the encoder's output followed by the target; once it is there, only the target grows.
+            key = x if state is not None and state.steps > 1 else _concat_lengths(encoder_out, x)
         x, _, self_stream = self.self_attn(
             x,
             key,
@@ -169,7 +180,7 @@ class TransformerDecoderLayer(_Blocks, transformer_layer.TransformerDecoderLayer
             causal=causal,
             stream=self_stream,
             divisor=divisor,
-            incremental_state=incremental_state,
+            past=None if state is None else state.pool(self.self_attn),
         )
         x = self.block_output("self_attn", shortcut, x, self.self_attn_layer_norm, measurement)
 
@@ -183,7 +194,7 @@ class TransformerDecoderLayer(_Blocks, transformer_layer.TransformerDecoderLayer
                 encoder_mask,
                 stream=cross_stream,
                 divisor=divisor,
-                incremental_state=incremental_state,
+                past=None if state is None else state.pool(self.encoder_attn),
                 need_weights=need_weights,
             )
             x = self.block_output("encoder_attn", shortcut, x, self.encoder_attn_layer_norm, measurement)

@@ -49,6 +49,18 @@ def build_positions(cfg: RopeTransformerConfig, stack: str, stock_positions, dic
     return NoPositions()
 
 
+def source_mask(padding_mask):
+    """Keep-mask (batch, 1, 1, src_len) of ``padding_mask`` (batch, src_len), or None where nothing is padded."""
+    if padding_mask is None or not bool(padding_mask.any()):
+        return None
+    return ~padding_mask[:, None, None, :]
+
+
+def causal_mask(length: int, device) -> torch.Tensor:
+    """Keep-mask (length, length) of queries that look at keys up to their own."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()
+
+
 def masked_bias(bias, mask, causal: bool):
     """``bias`` with -inf where a query may not look, made once for all layers of a stack.
 
@@ -56,7 +68,7 @@ def masked_bias(bias, mask, causal: bool):
     backward pass.
 
     Args:
-        bias: (1 or batch, heads, queries, keys).
+        bias: (1 or batch, 1 or heads, 1 or queries, 1 or keys).
         mask: keep-mask, broadcastable to (batch, 1, queries, keys), or None.
         causal: as for :func:`~fairseq_rope.attention.attend`.
 
@@ -64,7 +76,7 @@ def masked_bias(bias, mask, causal: bool):
         (1 or batch, heads, queries, keys): one for all sentences where their masks do not differ.
     """
     if causal:
-        mask = torch.ones(bias.size(2), bias.size(3), dtype=torch.bool, device=bias.device).tril()
+        mask = causal_mask(bias.size(2), bias.device)
     return bias if mask is None else bias.masked_fill(~mask, float("-inf"))
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -169,8 +170,12 @@ class TranslationTransformer(TransformerModelBase):
         features_only: bool = False,
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
+        head: Callable | None = None,
     ):
-        """Scores of the target tokens, as in stock. ADMIN's shortcuts are measured in the first pass in training."""
+        """Scores of the target tokens, as in stock. ADMIN's shortcuts are measured in the first pass in training.
+
+        ``head`` takes the output layer's place, see :meth:`~fairseq_rope.decoder.TransformerDecoder.forward`.
+        """
         encoder_measurement, decoder_measurement = self._begin_measuring()
         encoder_out = self.encoder(
             src_tokens,
@@ -187,6 +192,7 @@ class TranslationTransformer(TransformerModelBase):
             src_lengths=src_lengths,
             return_all_hiddens=return_all_hiddens,
             measurement=decoder_measurement,
+            head=head,
         )
         self._end_measuring(encoder_measurement, decoder_measurement)
         return decoder_out

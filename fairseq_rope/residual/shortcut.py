@@ -38,13 +38,14 @@ class ScaledShortcuts:
         """Let the ω of ``block`` be trained."""
         self.register_parameter(f"{block}_omega_offset", nn.Parameter(self.fc1.weight.new_zeros(embed_dim)))
 
-    def scaled_shortcut(self, block: str, shortcut: Tensor, branch: Tensor, measurement=None) -> Tensor:
+    def scaled_shortcut(self, block: str, shortcut: Tensor, branch: Tensor | None = None, measurement=None) -> Tensor:
         """ω times the shortcut.
 
         Args:
             block: one of :data:`BLOCKS`.
             shortcut: what the block read, (length, batch, embed_dim).
-            branch: what the block computed from it, dropout included, (length, batch, embed_dim).
+            branch: what the block computed from it, dropout included, (length, batch, embed_dim); read with
+                ``measurement`` only.
             measurement: in a measuring pass, the :class:`~fairseq_rope.residual.admin.Measurement` of the stack.
 
         Returns:

@@ -411,27 +411,33 @@ def test_decoding_caches_nothing_of_the_stream(mode):
             assert models.close(row, full[:, step - 1])[0]
             for _, _, output in calls:  # built anew, layer by layer, for one query
                 assert [tuple(stream.shape) for stream in output[2:4]] == [(2, 2, 1, step), (2, 2, 1, 7)]
-    assert len(state) == 6
-    for cache in state.values():
-        assert set(cache) == {"prev_key", "prev_value"}
-        assert all(x.shape in ((2, 2, 4, 8), (2, 2, 7, 8)) for x in cache.values())
+    pools = model.decoder.get_incremental_state(state, "decoding").pools
+    assert len(pools) == 6
+    for pool in pools.values():  # keys and values, nothing else
+        tensors = {name: value for name, value in vars(pool).items() if torch.is_tensor(value)}
+        assert set(tensors) == {"keys", "values"}
+        assert all(x[:, :, : pool.length].shape in ((2, 2, 4, 8), (2, 2, 7, 8)) for x in tensors.values())
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 def test_beams_that_share_their_keys(mode):
-    """After set_beam_size the scores of cross-attention, and so the stream, are laid out a sentence."""
+    """The scores of beams that share keys, and so the streams, are laid out a sentence; equal beams are one row."""
     model, beam = small(mode), 3
-    source = models.batch([4, 9]).repeat_interleave(beam, dim=0)
+    source = models.batch([4, 9])
     target = models.batch([5] * 6, bos=2, left=False)
-    full = models.logits(model, source, target)
-    model.decoder.set_beam_size(beam)
+    full = models.logits(model, source.repeat_interleave(beam, dim=0), target)
     calls = layer_calls(model.decoder)
     with torch.no_grad():
-        encoder_out, state = model.encoder(source), {}
+        order, state = torch.arange(2).repeat_interleave(beam), {}
+        encoder_out = model.encoder.reorder_encoder_out(model.encoder(source), order)
         for step in range(1, 6):
+            calls.clear()
             row = model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)[0][:, 0]
             assert models.close(row, full[:, step - 1])[0]
-    assert all(output[3].shape == (2, 2, beam, 9) for _, _, output in calls)
+            width = 1 if step == 1 else beam
+            for _, _, output in calls:
+                assert output[2].shape == (2, 2, width, 1 + beam * (step - 1))
+                assert output[3].shape == (2, 2, width, 9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
