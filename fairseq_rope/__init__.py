@@ -1,7 +1,8 @@
 """Modern-position Transformers for machine translation, as a fairseq plugin.
 
 fairseq imports this package when a program is given ``--user-dir fairseq_rope``. The mends of stock
-fairseq (:mod:`fairseq_rope.compat`) come first; then the models and optimisers register themselves.
+fairseq (:mod:`fairseq_rope.compat`) come first; then the models, optimisers and criterions register
+themselves.
 """
 
 import logging
@@ -16,8 +17,8 @@ if __name__ == "fairseq_rope":
 
     compat.apply()
 
-    # these register every --arch and --optimizer; they must follow the mends
-    from fairseq_rope import models, optim  # noqa: F401
+    # these register every --arch, --optimizer and --criterion; they must follow the mends
+    from fairseq_rope import criterions, models, optim  # noqa: F401
 else:  # fairseq names a plugin after its folder or link, whatever that is called
     from ._alias import adopt
 
