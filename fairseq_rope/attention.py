@@ -135,13 +135,17 @@ class MultiheadAttention(GenerationLinears, modules.MultiheadAttention):
             (tgt_len, batch, embed_dim); the weights (heads, batch, tgt_len, keys) in float32, or None; and the stream
             for the next layer (batch, heads, tgt_len, keys) in float32, or None.
         """
+        # Batch first inside: heads are then views of what the projections write and read, in both directions, where
+        # (length, batch, …) would be copied around the kernel. A caller whose memory is batch first pays nothing.
+        query = query.transpose(0, 1)
+        key = None if key is None else key.transpose(0, 1)
         split = self._split_heads if past is None else past.split
         if self.encoder_decoder_attention:
             q = split(self.joined(query, "q_proj"))  # (batch, heads, tgt_len, head_dim)
             if past is None:
                 k, v = self._project_source(key)
             else:
-                k, v = past.source(lambda group: self._project_source(key[:, ::group]))
+                k, v = past.source(lambda group: self._project_source(key[::group]))
         else:
             if key is None:
                 q, k, v = (split(x) for x in self._project(query, "q_proj", "k_proj", "v_proj"))
@@ -164,15 +168,16 @@ class MultiheadAttention(GenerationLinears, modules.MultiheadAttention):
             out, weights, stream = attend(q, k, v, mask, causal, scale, score_bias, **how)
 
         if past is None:
-            out = out.permute(2, 0, 1, 3).flatten(2)  # (batch, heads, tgt_len, head_dim) -> (tgt_len, batch, embed_dim)
+            out = out.transpose(1, 2).flatten(2)  # (batch, heads, tgt_len, head_dim) -> (batch, tgt_len, embed_dim)
         else:
             out = past.join(out)
             weights = None if weights is None else past.state.unfold(weights)
-        return self.joined(out, "out_proj"), None if weights is None else weights.transpose(0, 1), stream
+        out = self.joined(out, "out_proj").transpose(0, 1)
+        return out, None if weights is None else weights.transpose(0, 1), stream
 
     def _split_heads(self, x):
-        """(length, batch, embed_dim) -> (batch, heads, length, head_dim)."""
-        return x.unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
+        """(batch, length, embed_dim) -> (batch, heads, length, head_dim)."""
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
     def _project_source(self, source):
         """Keys and values of encoder-decoder attention, (batch, heads, src_len, head_dim) each."""

@@ -56,7 +56,7 @@ class TransformerDecoder(GenerationLinears, TransformerDecoderBase):
 
     def make_generation_fast_(self, need_attn=False, **kwargs):
         """fairseq calls this before generation; without --print-alignment no attention weights are kept."""
-        super().make_generation_fast_()
+        super().make_generation_fast_(**kwargs)
         self.need_attn = need_attn
 
     def output_layer(self, features):

@@ -192,18 +192,18 @@ class Pool:
         return self.keys, self.values
 
     def split(self, x: Tensor) -> Tensor:
-        """What was projected in a step, (1, computed rows, embed_dim) -> (places, heads, width, head_dim)."""
-        x = x.view(-1, self.state.width, self.heads, x.size(-1) // self.heads)
+        """What was projected in a step, (computed rows, 1, embed_dim) -> (places, heads, width, head_dim)."""
+        x = x.reshape(-1, self.state.width, self.heads, x.size(-1) // self.heads)
         if self.state.active is not None:
             x = x.new_zeros(self.state.places, *x.shape[1:]).index_copy_(0, self.state.active, x)
         return x.transpose(1, 2)
 
     def join(self, x: Tensor) -> Tensor:
-        """(places, heads, width, head_dim) -> (1, computed rows, embed_dim)."""
+        """(places, heads, width, head_dim) -> (computed rows, 1, embed_dim)."""
         x = x.transpose(1, 2)
         if self.state.active is not None:
             x = x.index_select(0, self.state.active)
-        return x.reshape(1, -1, self.heads * x.size(-1))
+        return x.reshape(-1, 1, self.heads * x.size(-1))
 
     def append(self, k: Tensor, v: Tensor):
         """Add new entries, (places, heads, n, head_dim) each; returns all of them."""

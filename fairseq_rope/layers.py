@@ -34,22 +34,30 @@ class _Blocks(ScaledShortcuts, GenerationLinears):
 
     def block_output(self, block, shortcut, x, layer_norm, measurement):
         """The stream after ``block``: dropout, (scaled) shortcut, and with post-norm the normalisation."""
-        if measurement is not None:
-            x = self.dropout_module(x)
-            x = self.residual_connection(x, self.scaled_shortcut(block, shortcut, x, measurement))
-        else:
+        if measurement is None and self._adds_plainly():
             x = dropout_add(x, self.scaled_shortcut(block, shortcut), self.dropout_module)
+        else:
+            x = dropout_add(x, None, self.dropout_module)
+            x = self.residual_connection(x, self.scaled_shortcut(block, shortcut, x, measurement))
         return x if self.normalize_before else layer_norm(x)
 
+    def _adds_plainly(self):
+        """Whether ``residual_connection`` is fairseq's, and not another one of a subclass or a study."""
+        function = getattr(self.residual_connection, "__func__", None)
+        return function in (
+            transformer_layer.TransformerEncoderLayerBase.residual_connection,
+            transformer_layer.TransformerDecoderLayerBase.residual_connection,
+        )
+
     def feed_forward(self, x, measurement):
-        """The whole feed-forward block, (length, batch, embed_dim) -> the same."""
+        """The whole feed-forward block, (batch, length, embed_dim) -> the same."""
         shortcut = x
         x = self.block_input(x, self.final_layer_norm)
         if self.activation_fn is F.relu:
             x = self.joined(x, "fc1", relu=True)
         else:
             x = self.activation_fn(self.joined(x, "fc1"))
-        x = self.joined(self.activation_dropout_module(x), "fc2")
+        x = self.joined(dropout_add(x, None, self.activation_dropout_module), "fc2")
         return self.block_output("ffn", shortcut, x, self.final_layer_norm, measurement)
 
     def __prepare_scriptable__(self):
@@ -95,11 +103,11 @@ class TransformerEncoderLayer(_Blocks, transformer_layer.TransformerEncoderLayer
         Returns:
             (src_len, batch, embed_dim) and the stream for the next layer, or None.
         """
-        shortcut = x
-        x = self.block_input(x, self.self_attn_layer_norm)
+        shortcut = x = x.transpose(0, 1)  # batch first inside, as attention has it
+        x = self.block_input(x, self.self_attn_layer_norm).transpose(0, 1)
         x, _, stream = self.self_attn(x, None, mask, rotation, score_bias, scale, stream=stream, divisor=divisor)
-        x = self.block_output("self_attn", shortcut, x, self.self_attn_layer_norm, measurement)
-        return self.feed_forward(x, measurement), stream
+        x = self.block_output("self_attn", shortcut, x.transpose(0, 1), self.self_attn_layer_norm, measurement)
+        return self.feed_forward(x, measurement).transpose(0, 1), stream
 
 
 class TransformerDecoderLayer(_Blocks, transformer_layer.TransformerDecoderLayerBase):
@@ -164,8 +172,8 @@ class TransformerDecoderLayer(_Blocks, transformer_layer.TransformerDecoderLayer
             (tgt_len, batch, embed_dim); (heads, batch, tgt_len, src_len) in float32, or None; and both streams for
             the next layer, or None.
         """
-        shortcut = x
-        x = self.block_input(x, self.self_attn_layer_norm)
+        shortcut = x = x.transpose(0, 1)  # batch first inside, as attention has it
+        x = self.block_input(x, self.self_attn_layer_norm).transpose(0, 1)
         key = None
         if self.cross_self_attention:
             # Keys are the encoder's output followed by the target; once it is there, only the target grows.
@@ -182,12 +190,12 @@ class TransformerDecoderLayer(_Blocks, transformer_layer.TransformerDecoderLayer
             divisor=divisor,
             past=None if state is None else state.pool(self.self_attn),
         )
-        x = self.block_output("self_attn", shortcut, x, self.self_attn_layer_norm, measurement)
+        x = self.block_output("self_attn", shortcut, x.transpose(0, 1), self.self_attn_layer_norm, measurement)
 
         weights = None
         if self.encoder_attn is not None and encoder_out is not None:
             shortcut = x
-            x = self.block_input(x, self.encoder_attn_layer_norm)
+            x = self.block_input(x, self.encoder_attn_layer_norm).transpose(0, 1)
             x, weights, cross_stream = self.encoder_attn(
                 x,
                 encoder_out,
@@ -197,8 +205,10 @@ class TransformerDecoderLayer(_Blocks, transformer_layer.TransformerDecoderLayer
                 past=None if state is None else state.pool(self.encoder_attn),
                 need_weights=need_weights,
             )
-            x = self.block_output("encoder_attn", shortcut, x, self.encoder_attn_layer_norm, measurement)
-        return self.feed_forward(x, measurement), weights, self_stream, cross_stream
+            x = self.block_output(
+                "encoder_attn", shortcut, x.transpose(0, 1), self.encoder_attn_layer_norm, measurement
+            )
+        return self.feed_forward(x, measurement).transpose(0, 1), weights, self_stream, cross_stream
 
 
 def _concat_lengths(encoder_out, x):

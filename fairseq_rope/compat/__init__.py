@@ -24,7 +24,6 @@ def mends():
         checkpoints,
         ema,
         fit,
-        huge_pages,
         one_line,
         precision,
         processes,
@@ -36,7 +35,7 @@ def mends():
     # Order matters at a run's start: what is wrapped last comes first, so inputs are checked before processes
     # are started, and precision corrects the configuration before bad_input reads it.
     first = (one_line, user_dir, checkpoints, batching, processes, precision)
-    modules = (*first, validate, fit, bad_input, search, ema, accumulation, huge_pages)
+    modules = (*first, validate, fit, bad_input, search, ema, accumulation)
     return [mend for module in modules for mend in module.MENDS]
 
 

@@ -22,6 +22,7 @@ from fairseq_rope.config import RopeTransformerConfig, check
 from fairseq_rope.decoder import TransformerDecoder
 from fairseq_rope.encoder import TransformerEncoder
 from fairseq_rope.errors import UserError
+from fairseq_rope.packed_linear import Arena
 from fairseq_rope.residual import Measurement, is_unmeasured
 from fairseq_rope.residual.profile import STACKS, check_profile_out, fill, picture_of, read_profile, write_profile
 
@@ -145,6 +146,11 @@ class TranslationTransformer(TransformerModelBase):
     @classmethod
     def build_decoder(cls, cfg, tgt_dict, embed_tokens):
         return TransformerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+    def make_generation_fast_(self, **kwargs):
+        """fairseq calls this before generation: afterwards the model cannot be trained, and its weights are copied to
+        where products with few rows find them fastest."""
+        super().make_generation_fast_(arena=Arena(), **kwargs)
 
     profile_in = profile_out = None
 

@@ -154,7 +154,7 @@ def test_a_new_position_encoding_is_one_class():
     x = torch.randn(7, 1, 64)
     bias = LinearBias().score_bias(torch.ones(1, 7), 7)
     out, weights, _ = attention(x, score_bias=bias, scale=LinearBias().score_scale(16), need_weights=True)
-    q, k = (attention._split_heads(proj(x)) for proj in (attention.q_proj, attention.k_proj))
+    q, k = (attention._split_heads(proj(x).transpose(0, 1)) for proj in (attention.q_proj, attention.k_proj))
     want = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(32) + bias, -1)
     assert torch.allclose(weights.transpose(0, 1), want, atol=1e-5)
     assert torch.allclose(out, attention(x, score_bias=bias, scale=LinearBias().score_scale(16))[0], atol=1e-5)

@@ -132,7 +132,7 @@ def test_a_beam_search_keeps_keys_once_a_sentence_and_copies_no_cache():
     target = models.batch([6] * 12, bos=2, left=False, seed=5)
     encoder_out, state = expanded(model, source, beam), {}
     computed = []
-    model.decoder.layers[0].fc1.register_forward_hook(lambda module, args, out: computed.append(out.size(1)))
+    model.decoder.layers[0].fc1.register_forward_hook(lambda module, args, out: computed.append(out.size(0)))
 
     def step(length):
         with torch.no_grad():

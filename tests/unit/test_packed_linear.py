@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_rope.packed_linear import GenerationLinears, PackedLinear
+from fairseq_rope.packed_linear import Arena, GenerationLinears, PackedLinear
 
 
 class Module(GenerationLinears, nn.Module):
@@ -92,7 +92,9 @@ def test_packed_linear_without_bias():
     linears = [nn.Linear(8, 3, bias=False), nn.Linear(8, 5, bias=False)]
     x = torch.randn(4, 8)
     with torch.no_grad():
-        assert torch.allclose(PackedLinear(linears)(x), torch.cat([linear(x) for linear in linears], -1), atol=1e-6)
+        assert torch.allclose(
+            PackedLinear(linears, Arena())(x), torch.cat([linear(x) for linear in linears], -1), atol=1e-6
+        )
 
 
 @pytest.mark.parametrize(
@@ -113,3 +115,17 @@ def test_generation_computes_what_the_model_computes(name):
     layer = model.decoder.layers[0]
     assert {names for names, _ in layer.self_attn._packed} == {("q_proj", "k_proj", "v_proj"), ("out_proj",)}
     assert len(layer._packed) == 2 and len(model.decoder._packed) == 1
+
+
+def test_an_arena_fills_its_blocks_without_overlap(monkeypatch):
+    monkeypatch.setattr("fairseq_rope.packed_linear.BLOCK", 1000)
+    arena, like = Arena(), torch.zeros(1)
+    taken = [arena.take(rows, 7, like) for rows in (3, 50, 60, 1, 500, 20)]
+    for number, matrix in enumerate(taken):
+        matrix.fill_(number)
+    for number, matrix in enumerate(taken):
+        assert (matrix == number).all() and matrix.is_contiguous()
+        assert matrix.storage_offset() % 16 == 0
+    blocks = [matrix.untyped_storage().data_ptr() for matrix in taken]
+    assert blocks[0] == blocks[1] == blocks[2] == blocks[3] != blocks[4] != blocks[5]
+    assert arena.take(2, 3, like.double()).dtype == torch.float64

@@ -64,7 +64,8 @@ def reference_self_attention(attention, x, scaling, pads):
     """Causal attention in float64, one query at a time, each with the base of the tokens up to it."""
     attention = attention.double()
     q, k, v = (
-        attention._split_heads(proj(x.double())) for proj in (attention.q_proj, attention.k_proj, attention.v_proj)
+        attention._split_heads(proj(x.double()).transpose(0, 1))
+        for proj in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
     out = torch.zeros_like(v)
     for b in range(q.size(0)):
