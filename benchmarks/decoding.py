@@ -7,7 +7,8 @@
 What is measured: `fairseq-generate --beam 4 --lenpen 0.6` as fairseq's translation task builds and calls it, from a
 collated batch to the finished hypotheses: 6+6 layers, width 512, Multi30k's test_2016 (8,000 subwords, the sentences
 spread evenly over the set). Settings: batches of `1` and `32` sentences; `default`, fairseq-generate's own 12,000
-tokens; `long`, four sources of 400 tokens and hypotheses of exactly 400. Each side is a process of its own; all take
+tokens; `equal`, the same with hypotheses of exactly 16 tokens, so that families whose weights differ do the same work;
+`long`, four sources of 400 tokens and hypotheses of exactly 400. Each side is a process of its own; all take
 the same batches in turn, one process at a time. Stock has the weights of `baseline`, so those two must find the same
 hypotheses, and so must FAMILY and FAMILY@PATH; the table says how many sentences agree (best hypothesis; whole beam).
 
@@ -27,7 +28,8 @@ from sides import FAMILIES, SIZES, STOCK, Side
 from training import known
 from worker import Process
 
-SETTINGS = ("1", "32", "default", "long")
+SETTINGS = ("1", "32", "default", "equal", "long")
+EQUAL_TOKENS = 16  # about the length of a caption
 LONG_SENTENCES = 4
 DEFAULT_TOKENS = 12_000
 
@@ -39,7 +41,7 @@ def parser():
         "--families", nargs="+", type=known, default=list(FAMILIES), metavar="SIDE",
         help="FAMILY or FAMILY@PATH, as another checkout of this package has it (default: all six)",
     )  # fmt: skip
-    p.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS, help="default: all four")
+    p.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS, help="default: all five")
     p.add_argument("--sentences", type=side_by_side.positive, default=200, help="of test_2016 (default: %(default)s)")
     p.add_argument("--beam", type=side_by_side.positive, default=4, help="default: %(default)s")
     p.add_argument("--lenpen", type=float, default=0.6, help="default: %(default)s")
@@ -69,15 +71,18 @@ def plan(setting, folders, sentences):
     if setting == "long":
         text = corpus.Text(folders.long, "train", range(LONG_SENTENCES))
         tokens = corpus.LONG_TOKENS
-        search = ["--min-len", str(tokens - 1), "--max-len-b", str(tokens - 1)]  # not counting </s>
-        return folders.long, "train", text.batches(max_sentences=LONG_SENTENCES), search
+        return folders.long, "train", text.batches(max_sentences=LONG_SENTENCES), of_length(tokens)
     every = corpus.Text(folders.multi30k, "test")
     text = corpus.Text(folders.multi30k, "test", corpus.spread(range(len(every)), sentences))
-    if setting == "default":
-        batches = text.batches(max_tokens=DEFAULT_TOKENS)
-    else:
-        batches = text.batches(max_sentences=int(setting))
-    return folders.multi30k, "test", batches, []
+    if setting in ("1", "32"):
+        return folders.multi30k, "test", text.batches(max_sentences=int(setting)), []
+    search = of_length(EQUAL_TOKENS) if setting == "equal" else []
+    return folders.multi30k, "test", text.batches(max_tokens=DEFAULT_TOKENS), search
+
+
+def of_length(tokens):
+    """Flags for hypotheses of exactly ``tokens`` tokens; fairseq does not count </s>."""
+    return ["--min-len", str(tokens - 1), "--max-len-b", str(tokens - 1)]
 
 
 def measure(sides, batches, rounds, warmup):
@@ -181,7 +186,7 @@ def run(args, folders, start=Process):
     kind = "" if (args.device, args.precision) == ("cpu", "fp32") else f"-{args.device}-{args.precision}"
     title = f"fairseq-generate --beam {args.beam} --lenpen {args.lenpen} beside stock fairseq"
     stem = args.out / f"decoding{kind}"
-    for group in (("1", "32", "default"), ("long",)):
+    for group in (("1", "32", "default"), ("equal",), ("long",)):  # what one process can do
         settings = [setting for setting in args.settings if setting in group]
         with contextlib.ExitStack() as stack:
             running = {}

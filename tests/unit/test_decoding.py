@@ -121,6 +121,21 @@ def test_any_order_of_grouped_rows(name, first):
         assert ok, (mixed, difference)
 
 
+def test_rows_are_mixed_after_a_sentence_has_finished():
+    """Its place is still in the pools when each row gets a place of its own."""
+    for name in ("roformer", "tupe-r-first-joint", "realformer"):
+        model = models.variant(name)
+        source, target = models.batch([4, 11, 7, 5]), models.batch([8] * 8, bos=2, left=False, seed=5)
+        orders = {2: torch.tensor([1, 0, 4, 5, 7, 6]), 4: torch.tensor([0, 3, 2, 5, 1])}
+        rows = torch.arange(8)
+        for order in orders.values():
+            rows = rows[order]
+        step, after = steps(model, source, target, expanded(model, source, 2), orders)
+        full = models.logits(model, source.repeat_interleave(2, 0)[rows], after)
+        ok, difference = models.close(step, full)
+        assert ok, (name, difference)
+
+
 def state_of(decoder, incremental_state):
     return decoder.get_incremental_state(incremental_state, "decoding")
 
