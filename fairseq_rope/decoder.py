@@ -99,15 +99,8 @@ class TransformerDecoder(GenerationLinears, TransformerDecoderBase):
         without the whole of the scores is computed here, inside the forward pass, where data-parallel wrappers see
         which parameters it reads.
         """
-        x, extra, state = self._features(
-            prev_output_tokens,
-            encoder_out,
-            incremental_state,
-            full_context_alignment,
-            alignment_layer,
-            alignment_heads,
-            measurement,
-        )
+        how = full_context_alignment, alignment_layer, alignment_heads, measurement
+        x, extra, state = self._features(prev_output_tokens, encoder_out, incremental_state, *how)
         if head is not None:
             return head(x, self), extra
         if not features_only:
@@ -142,15 +135,8 @@ class TransformerDecoder(GenerationLinears, TransformerDecoderBase):
             ``inner_states``. Attention weights are returned in evaluation, and in training if an alignment argument
             is given; they cost a pass outside the fused kernel.
         """
-        x, extra, state = self._features(
-            prev_output_tokens,
-            encoder_out,
-            incremental_state,
-            full_context_alignment,
-            alignment_layer,
-            alignment_heads,
-            measurement,
-        )
+        how = full_context_alignment, alignment_layer, alignment_heads, measurement
+        x, extra, state = self._features(prev_output_tokens, encoder_out, incremental_state, *how)
         return x if state is None else state.expand(x), extra
 
     def _features(
@@ -320,14 +306,9 @@ class TransformerDecoder(GenerationLinears, TransformerDecoderBase):
         """
         if self.training and self.adaptive_softmax is not None:
             raise UserError("--adaptive-softmax-cutoff is trained with --criterion adaptive_loss and with no other")
-        logits, extra = net_output[:2]
-        if (
-            log_probs
-            and self.adaptive_softmax is None
-            and extra.get("in_place")
-            and logits.dtype == torch.float32
-            and logits.is_contiguous()
-        ):
+        logits, extra = net_output[0], net_output[1] if len(net_output) > 1 else None
+        scratch = isinstance(extra, dict) and extra.get("in_place") and self.adaptive_softmax is None
+        if log_probs and scratch and logits.dtype == torch.float32 and logits.is_contiguous():
             return log_softmax_(logits)
         return super().get_normalized_probs(net_output, log_probs, sample)
 

@@ -255,6 +255,8 @@ def test_only_scores_of_a_step_are_normalised_in_place():
         before = full[0].clone()
         expected = model.get_normalized_probs(full, log_probs=True)
         assert torch.equal(full[0], before)
+        for bare in ((full[0], None), (full[0],)):  # stock reads the scores alone
+            assert torch.equal(model.get_normalized_probs(bare, log_probs=True), expected)
         step = model.decoder(target[:, :1], encoder_out=model.encoder(source), incremental_state={})
         assert model.get_normalized_probs(step, log_probs=False).sum(-1).allclose(torch.ones(2, 1))
         normalised = model.get_normalized_probs(step, log_probs=True)
