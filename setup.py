@@ -17,7 +17,8 @@ STACK = [
     "sacrebleu>=2.3,<3",
 ]
 TEXT = ["sacremoses>=0.1.1", "sentencepiece>=0.2", "subword-nmt>=0.3.8", "matplotlib>=3.8", "tqdm>=4.66"]
-TEST = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.6"]
+DEPLOY = ["ctranslate2>=4.8"]  # for fairseq-rope-export, and for translating with what it writes
+TEST = [*DEPLOY, "pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.6"]
 TEST += ["transformers>=4.44,<6", "x-transformers>=2.31,<3"]  # other implementations to compare with
 
 setup(
@@ -31,15 +32,17 @@ setup(
     packages=find_packages(include=["fairseq_rope", "fairseq_rope.*"]),
     package_data={"fairseq_rope": ["config/*/*.yaml"]},
     install_requires=STACK + TEXT,
-    extras_require={"test": TEST},
+    extras_require={"deploy": DEPLOY, "test": TEST},
     entry_points={
         "console_scripts": [
             "fairseq-rope-average = fairseq_rope.cli.average:main",
             "fairseq-rope-doctor = fairseq_rope.cli.doctor:main",
+            "fairseq-rope-export = fairseq_rope.cli.export:main",
             "fairseq-rope-fold = fairseq_rope.cli.fold:main",
             "fairseq-rope-prepare = fairseq_rope.cli.prepare:main",
             "fairseq-rope-plot = fairseq_rope.cli.plot:main",
             "fairseq-rope-score = fairseq_rope.cli.score:main",
+            "fairseq-rope-translate = fairseq_rope.cli.translate:main",
         ]
     },
 )

@@ -94,7 +94,7 @@ def fold(model: dict[str, Tensor], cfg: RopeTransformerConfig) -> tuple[OrderedD
             near 0 or has no route.
     """
     check_foldable(cfg)
-    _check_numbers(model)
+    check_numbers(model)
     folded = _to_float32(model) if any(tensor.dtype in HALF for tensor in model.values()) else copy.copy(model)
     done = []
     for stack in ("encoder", "decoder"):
@@ -108,7 +108,7 @@ def fold(model: dict[str, Tensor], cfg: RopeTransformerConfig) -> tuple[OrderedD
                 before = f"{stack}.layers.{layer}.{NORM[block]}"
     for key in [key for key in folded if key.endswith(("_omega", "_omega_offset"))]:
         del folded[key]
-    _check_numbers(folded)
+    check_numbers(folded)
     return folded, done
 
 
@@ -272,7 +272,8 @@ def _to_float32(model) -> OrderedDict:
     return wide
 
 
-def _check_numbers(model):
+def check_numbers(model: dict[str, Tensor]):
+    """Raise a UserError that names the parameter if one is no tensor, or holds what is no finite number."""
     for key, tensor in model.items():
         if not isinstance(tensor, Tensor):
             raise UserError(f"{key} is a {type(tensor).__name__}, not a tensor")

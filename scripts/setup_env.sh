@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv in the root of this checkout, or finishes or reuses it: `setup_env.sh run` installs what translation
-# needs, `setup_env.sh test` the tools of the tests too. Safe to interrupt: what was not finished is made again.
+# needs, and CTranslate2 where there is a wheel of it; `setup_env.sh test` the tools of the tests too. Safe to
+# interrupt: what was not finished is made again.
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 RECIPE=setup_env
@@ -68,11 +69,25 @@ elif ! "$VENV/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] not in (
 fi
 rm -f "$VENV"/finished-*
 
+# pip, with the exit code 0 whatever comes of it: for what may be missing.
+TRY_PIP='import runpy
+try:
+    runpy.run_module("pip", run_name="__main__", alter_sys=True)
+except SystemExit as end:
+    if end.code:
+        print("pip ended with", end.code)'
+
 TORCH=$(sed -n "s/^ *['\"]\(torch==[^'\";]*\).*/\1/p" "$ROOT/setup.py")
+DEPLOY=$(sed -n "s/.*['\"]\(ctranslate2[^'\"]*\)['\"].*/\1/p" "$ROOT/setup.py")
 cd "$ROOT"
 say "environment: pip's output goes to $LOG"
 watched "pip" "$LOG" last_line "$VENV/bin/python" -m pip install --upgrade pip
 watched "$TORCH" "$LOG" last_line "$VENV/bin/python" -m pip install "$TORCH"
 watched "fairseq-rope$EXTRA" "$LOG" last_line "$VENV/bin/python" -m pip install -e ".$EXTRA"
+if [ "$KIND" = run ]; then # the tests' extra has it
+    watched "$DEPLOY" "$LOG" last_line "$VENV/bin/python" -c "$TRY_PIP" install "$DEPLOY"
+    "$VENV/bin/python" -c 'import ctranslate2' 2>>"$LOG" ||
+        say "environment: goes without $DEPLOY, which could not be installed ($LOG says why): only fairseq-rope-export and its models need it"
+fi
 say "$STAMP" >"$VENV/finished-$KIND"
 say "environment: $VENV is finished"

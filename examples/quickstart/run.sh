@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Quick start: a generated corpus (or your own), a small RoFormer, its translations and their scores.
+# Quick start: a generated corpus (or your own), a small RoFormer, its translations, their scores, and its export.
 # shellcheck disable=SC2317  # the functions of the stages are called by name
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -66,7 +66,7 @@ check_arch "$FULL_ARCH"
 # shellcheck disable=SC2034  # read by the progress function `training`
 MAX_UPDATE=$UPDATES
 TESTS=(test test_long)
-STAGES=9
+STAGES=10
 
 # check_own_data: sets ENDINGS and TESTS from what is in --data; stops with one line that names what is unfit.
 check_own_data() {
@@ -193,9 +193,45 @@ picture() {
     mv loss.tmp.png loss.png
 }
 
+# exportable: whether the trained model can be exported here; else says in one line why not.
+exportable() {
+    local check='import sys, ctranslate2 as c; sys.exit(tuple(map(int, c.__version__.split(".")[:2])) < (4, 8))'
+    case $FULL_ARCH in
+        baseline_* | roformer_* | admin_*) ;;
+        *)
+            say "export: left out, since fairseq-rope-export takes baseline, roformer and admin models, not $FULL_ARCH"
+            return 1
+            ;;
+    esac
+    "$PYTHON" -c "$check" 2>/dev/null && return
+    say "export: left out, since CTranslate2 is not installed: $PYTHON -m pip install 'ctranslate2>=4.8', then the same command again"
+    return 1
+}
+
+# In float32: so small a model gains next to nothing from int8, and this way translates as average.pt does. The folder
+# appears whole; what a killed export left beside it goes.
+export_model() {
+    rm -rf .model-ct2.*
+    watched "export" export.log last_line fairseq-rope-export --path average.pt --data data-bin -s "$SRC" -t "$TGT" \
+        --quantization float32 --output model-ct2
+}
+
+# typed_sentence: one that the training text does not have, of its kind; or the first of one's own test set.
+typed_sentence() {
+    if [ -z "$DATA" ]; then
+        say "My sister buys a red flower."
+    else
+        # what begins with a dash would be an option of the echo that is shown
+        { grep -m 1 '^[[:space:]]*[^-[:space:]]' "raw/test.$SRC" || grep -m 1 '[^[:space:]]' "raw/test.$SRC"; } | tr -d '\000-\037'
+    fi
+}
+
 # Read as a whole before it starts: bash would stumble over a script that changes (git pull) while it runs.
 main() {
+    local bin sentence model without=''
+    bin=$(dirname "$PYTHON")
     say "Quick start: $PAIR, $FULL_ARCH, $UPDATES updates, in $OUT"
+    without=$(exportable) || STAGES=9
     TRAINED=checkpoints/finished
     if [ -e average.pt ]; then TRAINED=average.pt; fi # the checkpoints may have been removed at the end of a run
     stage "corpus" raw corpus
@@ -207,6 +243,7 @@ main() {
     stage "score" scores.json score
     stage "sample translations" samples.txt samples
     stage "loss curve" loss.png picture
+    if [ -z "$without" ]; then stage "export for CTranslate2" model-ct2 export_model; else say "$without"; fi
     [ -n "$KEEP" ] || rm -rf checkpoints
 
     cat samples.txt
@@ -219,8 +256,23 @@ Everything lies in $OUT:
   test.$TGT            translations of raw/test.$SRC (test.gen: fairseq-generate's own output)
   loss.png           loss curve of train.log
   average.pt         the model, with data-bin/ (dictionaries) and subwords/codes (BPE)
+TEXT
+    if [ -z "$without" ]; then
+        sentence=$(typed_sentence)
+        say "  model-ct2          the model, exported: raw text in and out, without fairseq and torch"
+        say
+        say "\$ echo '${sentence//"'"/"'\''"}' | $bin/fairseq-rope-translate '$OUT/model-ct2'"
+        say "$sentence" | fairseq-rope-translate model-ct2 --quiet || die "the exported model $OUT/model-ct2 does not translate (above)"
+        model="'$OUT/model-ct2'"
+    else
+        model="'$OUT/average.pt' --data '$OUT/data-bin'"
+    fi
+    cat <<TEXT
+
 Translate sentences of your own, one a line:
-  $(dirname "$PYTHON")/fairseq-interactive '$OUT/data-bin' --user-dir '$ROOT/fairseq_rope' -s $SRC -t $TGT \\
+  $bin/fairseq-rope-translate $model --input FILE
+or with fairseq's own program:
+  $bin/fairseq-interactive '$OUT/data-bin' --user-dir '$ROOT/fairseq_rope' -s $SRC -t $TGT \\
     --path '$OUT/average.pt' --tokenizer moses --bpe subword_nmt --bpe-codes '$OUT/subwords/codes' --beam 4 --lenpen 0.6
 TEXT
 }

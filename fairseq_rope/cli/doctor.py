@@ -14,6 +14,8 @@ from fairseq_rope.cli.program import Parser
 from fairseq_rope.compat import versions
 from fairseq_rope.compat.user_dir import usable_user_dir
 
+CTRANSLATE2 = "ctranslate2>=4.8"  # as the extra `deploy` of setup.py
+
 
 def stack():
     """What is installed and what the machine has, as (name, value) pairs to print."""
@@ -26,6 +28,7 @@ def stack():
         ("torch", torch.__version__),
         ("NumPy", np.__version__),
         ("sacrebleu", _version("sacrebleu")),
+        ("CTranslate2", ctranslate2()),
         ("CPU", f"{torch.get_num_threads()} threads of {os.cpu_count()} processors"),
         ("GPU", ", ".join(gpus) or "none"),
         ("bf16", _bfloat16(gpus)),
@@ -37,6 +40,26 @@ def _version(distribution):
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+def ctranslate2():
+    """What can be said of CTranslate2, which only exported models need: its version, and what it computes with here."""
+    version, what = _version("ctranslate2"), "optional: fairseq-rope-export, and translating with what it writes"
+    if version == "not installed":
+        return f"not installed ({what}): pip install '{CTRANSLATE2}'"
+    try:
+        module = importlib.import_module("ctranslate2")
+        if _numbers(version) < _numbers(CTRANSLATE2.partition(">=")[2]):
+            return f"{version} is too old ({what}): pip install '{CTRANSLATE2}'"
+        types = ", ".join(sorted(module.get_supported_compute_types("cpu")))
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"{version} cannot be imported ({what}): {' '.join(str(error).split())}"
+    gpus = module.get_cuda_device_count()
+    return f"{version} ({what}); CPU: {types}; {f'{gpus} GPUs' if gpus else 'no GPU'}"
+
+
+def _numbers(version):
+    return [int(part) for part in version.split(".")[:2]]
 
 
 def _bfloat16(gpus):

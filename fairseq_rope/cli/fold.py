@@ -1,15 +1,10 @@
 """``fairseq-rope-fold``: a checkpoint with scaled shortcuts as the same function in a plain post-norm model."""
 
-import contextlib
-import copy
 import os
 from argparse import Namespace
 from pathlib import Path
 
 import torch
-from fairseq import models
-from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from torch import Tensor
 
 from fairseq_rope.averaging import load_mapped
@@ -19,7 +14,7 @@ from fairseq_rope.config import RopeTransformerConfig
 from fairseq_rope.errors import UserError
 from fairseq_rope.files import check_writable, same_file
 from fairseq_rope.folding import HALF, FoldedBlock, check_foldable, fold
-from fairseq_rope.models import TranslationTransformer
+from fairseq_rope.rebuilding import as_configured, build, model_options
 
 PROG = "fairseq-rope-fold"
 
@@ -65,8 +60,8 @@ def fold_checkpoint(state: dict, name: str) -> tuple[dict, list[FoldedBlock], fl
     Raises:
         UserError: the checkpoint cannot be folded, or the folded model's outputs are not the same.
     """
-    options = model_options(state)
-    with _as_configured():
+    options = model_options(state, foreign="there is nothing to fold: {0}, so it has no scaled shortcuts")
+    with as_configured():
         cfg = RopeTransformerConfig.from_model_config(options)
     earlier = (state.get("extra_state") or {}).get("folded")
     if earlier and cfg.residual_init == "default":
@@ -103,79 +98,11 @@ def _likely_cause(blocks):
     return ""
 
 
-def model_options(state: dict) -> Namespace:
-    """The model's options as they are when the checkpoint is loaded: recorded ones first, then the architecture's.
-
-    Raises:
-        UserError: the checkpoint holds no configuration, or a model that is none of this package.
-    """
-    recorded = state["cfg"].get("model") if isinstance(state.get("cfg"), dict) else None
-    recorded = vars(recorded) if isinstance(recorded, Namespace) else recorded
-    if not isinstance(recorded, dict):
-        raise UserError("it holds no configuration of a model (cfg.model), so what it computes is not known")
-    options = Namespace(**copy.deepcopy(recorded))
-    arch = getattr(options, "_name", None) or getattr(options, "arch", None)
-    if arch not in ARCH_CONFIG_REGISTRY or ARCH_MODEL_REGISTRY[arch] is not TranslationTransformer:
-        raise UserError(
-            f"there is nothing to fold: --arch {arch} is not one of fairseq_rope's translation models, so it has no "
-            "scaled shortcuts"
-        )
-    options._name = arch
-    with _as_configured():
-        ARCH_CONFIG_REGISTRY[arch](options)
-    # Only needed to start a training; the files may be gone.
-    options.encoder_embed_path = options.decoder_embed_path = None
-    return options
-
-
-@contextlib.contextmanager
-def _as_configured():
-    """Say in one sentence why the recorded configuration does not work: a damaged one can fail in any way."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        raise UserError(f"the model cannot be built as its configuration says: {why}") from error
-
-
 def _plain_options(recorded):
     """The recorded options of the model (Namespace or dict), as those of a model without scaled shortcuts."""
     if isinstance(recorded, Namespace):
         return Namespace(**{**vars(recorded), **PLAIN})
     return {**recorded, **PLAIN}
-
-
-class _Dictionaries:
-    """Stands in for a task: two dictionaries of the sizes that the parameters have."""
-
-    def __init__(self, model: dict[str, Tensor], shared: bool | None):
-        source, target = (model[f"{stack}.embed_tokens.weight"] for stack in ("encoder", "decoder"))
-        if shared is None:  # undecided: whoever trained it had one dictionary, if the matrix is one
-            shared = source.shape == target.shape and torch.equal(source, target)
-        self.source_dictionary = _dictionary(source.size(0), "source")
-        self.target_dictionary = self.source_dictionary if shared else _dictionary(target.size(0), "target")
-
-
-def _dictionary(size, side):
-    dictionary = Dictionary()
-    for number in range(len(dictionary), size):
-        dictionary.add_symbol(f"{side}{number}")
-    return dictionary
-
-
-def build(options: Namespace, model: dict[str, Tensor]):
-    """The model of ``options`` with the parameters ``model``, in float32 and evaluation mode.
-
-    Raises:
-        UserError: options and parameters do not belong together.
-    """
-    with _as_configured():
-        task = _Dictionaries(model, options.share_all_embeddings)
-        built = models.build_model(copy.deepcopy(options), task)
-        built.load_state_dict(copy.copy(model))  # fairseq brings old names up to date in the dictionary it is given
-    return built.eval()
 
 
 def outputs(model) -> list[Tensor]:

@@ -8,7 +8,6 @@ Hooks take all tokens of the sequence so far and the number of queries: the quer
 columns (all of them in a full forward pass, one while decoding step by step).
 """
 
-from fairseq.utils import make_positions
 from torch import Tensor, nn
 
 from fairseq_rope.errors import UserError
@@ -47,10 +46,10 @@ def positions_of_last(tokens: Tensor, query_len: int, padding_idx: int) -> Tenso
     A token has position ``padding_idx`` + its rank among those of its row that are no pads, from 1 on; a pad has
     ``padding_idx``. In a step of decoding one number a row is wanted, which takes no running sum.
     """
+    counted = tokens.ne(padding_idx)
     if query_len == 1:
-        counted = tokens.ne(padding_idx)
         return counted.sum(dim=1, keepdim=True) * counted[:, -1:] + padding_idx
-    return make_positions(tokens, padding_idx)[:, -query_len:]
+    return (counted.cumsum(dim=1) * counted)[:, -query_len:] + padding_idx
 
 
 class Rotation:

@@ -4,18 +4,31 @@ import gzip
 import importlib.util
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import zipfile
+from argparse import Namespace
+from fnmatch import fnmatch
 
 import helpers
 import pytest
+from fairseq.models import ARCH_CONFIG_REGISTRY
+
+from fairseq_rope.config import RopeTransformerConfig
+from fairseq_rope.deploy import load_translator
+from fairseq_rope.deploy.ctranslate2_spec import check_exportable
+from fairseq_rope.errors import UserError
 
 pytestmark = pytest.mark.real_programs
 
 QUICKSTART = helpers.ROOT / "scripts" / "quickstart.sh"
+QUICKSTART_RUN = helpers.ROOT / "examples" / "quickstart" / "run.sh"
+PRESETS = helpers.ROOT / "fairseq_rope" / "config" / "model"
+SPLITS = ("train", "valid", "test")
 MULTI30K = helpers.ROOT / "examples" / "multi30k" / "run.sh"
 DEEP = helpers.ROOT / "examples" / "deep" / "run.sh"
 
@@ -48,10 +61,10 @@ def test_quickstart_interrupted_and_resumed(tmp_path):
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 130, text
     assert "the same command goes on from here" in text
-    assert "[4/9] train" in text and "[5/9]" not in text
+    assert "[4/10] train" in text and "[5/10]" not in text
 
     text = run(QUICKSTART, *options, "--keep")
-    assert "[3/9] binarise: finished earlier, reused" in text
+    assert "[3/10] binarise: finished earlier, reused" in text
     log = (out / "train.log").read_text(encoding="utf-8")
     assert "Loaded checkpoint checkpoints/checkpoint_last.pt" in log
     assert "num_updates: 6 >= max_update: 6" in log
@@ -67,15 +80,114 @@ def test_quickstart_interrupted_and_resumed(tmp_path):
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert last.exists()
 
+    typed = f"$ echo 'My sister buys a red flower.' | {helpers.script('fairseq-rope-translate')} '{out}/model-ct2'"
+    translation = text.split(f"\n{typed}\n")[1].split("\n")[0]
+    [again] = load_translator(out / "model-ct2").translate(["My sister buys a red flower."])
+    assert translation == again.text
+    assert f"fairseq-rope-translate '{out}/model-ct2' --input FILE" in text
+
     began = time.time()
     text = run(QUICKSTART, *options)  # without --keep
     assert time.time() - began < 10
-    assert text.count("finished earlier, reused") == 9
+    assert text.count("finished earlier, reused") == 10 and f"{typed}\n{translation}\n" in text
     assert (out / "average.pt").exists() and not last.exists()
+
+    check_quickstart_without_ctranslate2(out, options, tmp_path / "hidden")
+    check_quickstart_end(out, tmp_path)
 
     text = run(QUICKSTART, "--updates", 7, "--out", out, code=1)
     assert "before:  updates=6" in text and "now:     updates=7" in text
     assert (out / "average.pt").exists()
+
+
+def check_quickstart_without_ctranslate2(out, options, hidden):
+    """Where the module cannot be imported, a line says how to get it; the run ends well."""
+    hidden.mkdir()
+    (hidden / "ctranslate2.py").write_text("raise ImportError('hidden')\n", encoding="utf-8")
+    text = run(QUICKSTART, *options, PYTHONPATH=str(hidden))
+    assert text.count("finished earlier, reused") == 9 and "[9/9] loss curve" in text
+    assert f"CTranslate2 is not installed: {sys.executable} -m pip install 'ctranslate2>=4.8'" in text
+    assert "$ echo" not in text
+    assert f"fairseq-rope-translate '{out}/average.pt' --data '{out}/data-bin' --input FILE" in text
+
+
+def check_quickstart_end(out, folder):
+    """What the end of a run shows with other options, whose stages are those of ``out``."""
+    data, own = helpers.write_digits(folder / "data"), folder / "own"
+    (data / "test.en").write_text("\n--no option\nIt's Julia's \\cup\\.\n" + "one\n" * 17, encoding="utf-8")
+    files = b"".join((data / f"{split}.{language}").read_bytes() for split in SPLITS for language in ("en", "de"))
+    checksum = subprocess.run(["cksum"], input=files, capture_output=True, check=True).stdout.decode().strip()
+    shutil.copytree(out, own)
+    for split in SPLITS:
+        shutil.copy(data / f"{split}.en", own / "raw")
+    options = f"arch=roformer_iwslt\npair=en-de\ncorpus={data} {checksum}\nupdates=6\n"
+    (own / "options.txt").write_text(options, encoding="utf-8")
+    text = run(QUICKSTART, "--updates", 6, "--out", own, "--data", data)
+    # the first line of the test set that no shell's echo takes for an option, quoted
+    assert r"$ echo 'It'\''s Julia'\''s \cup\.' | " in text
+
+    options = "arch=tupe_a_iwslt\npair=en-de\ncorpus=generated\nupdates=6\n"
+    (own / "options.txt").write_text(options, encoding="utf-8")
+    text = run(QUICKSTART, "--arch", "tupe_a", "--updates", 6, "--out", own)
+    assert "fairseq-rope-export takes baseline, roformer and admin models, not tupe_a_iwslt" in text
+    assert "$ echo" not in text and "/average.pt' --data" in text
+
+
+def test_quickstart_knows_what_can_be_exported():
+    """The recipe leaves the export out by the preset's name, without asking the program, which takes seconds."""
+    names = re.search(r"in\n\s+(.+)\) ;;", QUICKSTART_RUN.read_text(encoding="utf-8").split("exportable()")[1])[1]
+    presets = sorted(path.stem for path in PRESETS.glob("*.yaml"))
+    assert {"baseline_iwslt", "tupe_a_iwslt"} < set(presets)
+    for arch in presets:
+        options = Namespace(arch=arch)
+        ARCH_CONFIG_REGISTRY[arch](options)
+        try:
+            check_exportable(RopeTransformerConfig.from_model_config(options))
+            exportable = True
+        except UserError:
+            exportable = False
+        assert exportable == any(fnmatch(arch, name) for name in names.split(" | ")), arch
+
+
+def stub_environment(root, requirement):
+    """A checkout whose .venv has a Python that notes its arguments and runs none but the checks and the optional pip."""
+    for name in ("scripts/setup_env.sh", "examples/common.sh", "setup.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(helpers.ROOT / name, root / name)
+    setup = (root / "setup.py").read_text(encoding="utf-8")
+    (root / "setup.py").write_text(setup.replace("ctranslate2>=4.8", requirement), encoding="utf-8")
+    python = root / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        f'#!/bin/bash\necho "$@" | tail -n 1 >>"{root}/calls"\ncase $1 in -c) exec "{sys.executable}" "$@" ;; esac\n',
+        encoding="utf-8",
+    )
+    python.chmod(0o755)
+    return root / "scripts" / "setup_env.sh"
+
+
+def test_an_environment_goes_without_what_is_optional(tmp_path):
+    """pip can install nothing here: the optional package is there already, or cannot be had, and neither is an error."""
+    there = stub_environment(tmp_path / "there", "ctranslate2>=4")
+    text = run(there, "run", PIP_NO_INDEX="1")
+    assert "is finished" in text and "goes without" not in text
+    calls = lines_of(tmp_path / "there" / "calls")
+    assert [call for call in calls if "-m pip" in call][-1] == "-m pip install -e ."
+    assert calls[-2].endswith("install ctranslate2>=4") and calls[-1] == "-c import ctranslate2"
+    assert "finished earlier, reused" in run(there, "run")
+
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "ctranslate2.py").write_text("raise ImportError('hidden')\n", encoding="utf-8")
+    missing = stub_environment(tmp_path / "missing", "ctranslate2>=99")
+    settings = {"PIP_NO_INDEX": "1", "PYTHONPATH": str(tmp_path / "hidden")}
+    text = run(missing, "run", **settings)
+    assert "goes without ctranslate2>=99, which could not be installed" in text and "is finished" in text
+    assert "pip ended with 1" in (tmp_path / "missing" / ".venv" / "install.log").read_text(encoding="utf-8")
+    assert "finished earlier, reused" in run(missing, "run", **settings)
+
+    # the tests need it: their environment asks for it with the rest
+    assert "goes without" not in run(missing, "test", **settings)
+    assert "pip install -e .[test]" in lines_of(tmp_path / "missing" / "calls")[-1]
 
 
 @pytest.fixture

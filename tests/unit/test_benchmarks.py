@@ -15,6 +15,7 @@ sys.path.insert(0, str(helpers.ROOT / "benchmarks"))
 import averaging
 import corpus
 import decoding
+import deploy
 import floor
 import profiling
 import side_by_side
@@ -288,3 +289,67 @@ def test_averaging_benchmark_runs(digits, tmp_path):
     assert [row["checkpoints"] for row in rows] == [2, 2] and rows[0]["speed_to_usual"]["median"] == 1
     assert not (tmp_path / "averaging-tiny").exists()
     assert "have to be read" in (tmp_path / "averaging.md").read_text()
+
+
+def test_deploy_benchmark_runs(digits, tmp_path, monkeypatch):
+    """Weights of decoding.py beside stock, then its checkpoint as a user's own, and the grid."""
+    pytest.importorskip("ctranslate2")
+    monkeypatch.setattr(weights, "run_training", lambda flags: helpers.run("fairseq-train", *flags))
+    raw = helpers.write_digits(tmp_path / "raw") / "test.de"
+    limits = [*TINY, "--sentences", "6", "--rounds", "1", "--max-len-b", "4", "--no-subwords", "--tokenizer", "none"]
+    limits += ["--work", str(tmp_path), "--out", str(tmp_path)]
+    args = deploy.parser().parse_args([*limits, "--train-updates", "2", "--references", str(raw)])
+    rows = deploy.run(args, corpus.Corpus(digits, digits), worker.Local)
+    assert [row["side"] for row in rows] == [STOCK, "baseline", "CTranslate2 float32", "CTranslate2 int8"]
+    assert [row["same"] for row in rows[:3]] == ["6 of 6", None, "6 of 6"]
+    assert [row["bleu_difference"] for row in rows[:3]] == [0, None, 0] and rows[1]["bleu"] is not None
+    assert rows[1]["speed_to_generate"]["median"] == 1 and rows[0]["speed_to_stock"]["median"] == 1
+    assert rows[3]["model_mb"] < rows[2]["model_mb"] / 2
+    assert "baseline exported" in (tmp_path / "deploy.md").read_text()
+    assert not list(tmp_path.glob("deploy-*"))  # the exported models are gone
+
+    checkpoint = [
+        "--checkpoint",
+        str(tmp_path / "ck" / "baseline_tiny" / "checkpoint_last.pt"),
+        "--data-bin",
+        str(digits),
+    ]
+    own = deploy.parser().parse_args([*limits, *checkpoint, "--quantizations", "float32", "--settings", "1"])
+    rows = deploy.run(own, None, worker.Local)
+    assert [(row["side"], row["rounds"], row["same"]) for row in rows] == [
+        ("baseline_tiny", 6, None), ("CTranslate2 float32", 6, "6 of 6"),
+    ]  # fmt: skip
+    assert rows[1]["bleu"] is None
+
+    grid = [*limits, *checkpoint, "--grid", "--grid-tokens", "20", "80", "--quantizations", "int8", "--threads", "2"]
+    rows = deploy.run(deploy.parser().parse_args(grid), None, worker.Local)
+    shape = [(row["batches_at_a_time"], row["threads_each"], row["tokens_a_batch"]) for row in rows]
+    assert shape == [(1, 2, 20), (1, 2, 80), (2, 1, 20), (2, 1, 80)]
+    assert min(row["speed_to_fastest"]["median"] for row in rows) > 0
+
+    other = argparse.Namespace(**{**vars(args), "references": tmp_path / "raw" / "train.de"})
+    with pytest.raises(SystemExit, match="has 200 lines, and the set test 20 sentences"):
+        deploy.run(other, corpus.Corpus(digits, digits), worker.Local)
+    other = argparse.Namespace(**{**vars(own), "split": "nosuch"})
+    with pytest.raises(SystemExit, match="there is no set nosuch from en to de"):
+        deploy.run(other, None, worker.Local)
+
+
+@pytest.mark.parametrize("wrong", [["--checkpoint", "x.pt"], ["--data-bin", "x"], ["--precision", "bf16"]])
+def test_deploy_benchmark_refuses(wrong, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        deploy.main([*wrong, "--out", str(tmp_path)])
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and ("--checkpoint needs its data folder" in error or "on the CPU" in error)
+
+
+def test_references_lie_beside_the_data_folder(tmp_path):
+    data, raw = tmp_path / "data-bin", tmp_path / "raw"
+    data.mkdir()
+    raw.mkdir()
+    assert deploy.references(data, "test", "de") is None
+    (raw / "test_2016.de").write_text("")
+    assert deploy.references(data, "test", "de") == raw / "test_2016.de"
+    assert deploy.references(data, "test1", "de") is None
+    (raw / "test.de").write_text("")
+    assert deploy.references(data, "test", "de") == raw / "test.de"

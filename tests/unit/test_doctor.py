@@ -1,6 +1,7 @@
 """fairseq-rope-doctor: what it prints, and when it exits with an error."""
 
 import sys
+from types import SimpleNamespace
 
 import helpers
 import pytest
@@ -23,6 +24,7 @@ def test_report_is_complete():
         "torch",
         "NumPy",
         "sacrebleu",
+        "CTranslate2",
         "CPU",
         "GPU",
         "bf16",
@@ -37,6 +39,31 @@ def test_report_is_complete():
     assert [line.split()[0] for line in listed if line] == sorted(mine)
     assert f"Architectures ({len(mine)})" in result.out
     assert "No problems found." in result.out
+
+
+def row(monkeypatch, version, module=None):
+    """What is said of CTranslate2 where ``version`` is installed and importing it gives ``module``; never an error."""
+    real = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: version if name == "ctranslate2" else real(name))
+    monkeypatch.setitem(sys.modules, "ctranslate2", module)
+    assert doctor.problems() == []
+    [value] = [value for name, value in doctor.stack() if name == "CTranslate2"]
+    assert "optional: fairseq-rope-export" in value and "\n" not in value
+    return value
+
+
+def test_ctranslate2_is_optional(monkeypatch):
+    def found(gpus):
+        types = {"int8", "float32"}
+        return SimpleNamespace(get_supported_compute_types=lambda device: types, get_cuda_device_count=lambda: gpus)
+
+    assert row(monkeypatch, "not installed").endswith("pip install 'ctranslate2>=4.8'")
+    newer = row(monkeypatch, "4.10.1", found(0))
+    assert newer.startswith("4.10.1 (") and newer.endswith("CPU: float32, int8; no GPU")
+    assert row(monkeypatch, "5.0.0", found(2)).endswith("; 2 GPUs")
+    assert row(monkeypatch, "4.7.1", found(0)).startswith("4.7.1 is too old")
+    assert row(monkeypatch, "4.8.5").startswith("4.8.5 cannot be imported")  # None in sys.modules: ImportError
+    assert f'"{doctor.CTRANSLATE2}"' in (helpers.ROOT / "setup.py").read_text(encoding="utf-8")
 
 
 def cannot(monkeypatch):
