@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from fairseq_rope.errors import UserError
 
-BATCH_TOKENS = 2048
+# Small, since on a CPU batches of about 15 sentences at the same time keep every core busy (benchmarks/deploy.py --grid).
+BATCH_TOKENS = 512
 DEVICES = ("auto", "cpu", "cuda")
 INSTALL = "pip install 'fairseq-rope[deploy]', or in a checkout pip install '.[deploy]'"
 # Seconds between two looks whether a result is there: only between them does Python hear Ctrl-C.

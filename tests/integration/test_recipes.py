@@ -150,7 +150,7 @@ def test_quickstart_knows_what_can_be_exported():
 
 
 def stub_environment(root, requirement):
-    """A checkout whose .venv has a Python that notes its arguments and runs none but the checks and the optional pip."""
+    """A checkout whose .venv has a Python that notes its arguments, and runs the checks and the optional pip only."""
     for name in ("scripts/setup_env.sh", "examples/common.sh", "setup.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(helpers.ROOT / name, root / name)
@@ -167,7 +167,7 @@ def stub_environment(root, requirement):
 
 
 def test_an_environment_goes_without_what_is_optional(tmp_path):
-    """pip can install nothing here: the optional package is there already, or cannot be had, and neither is an error."""
+    """pip can install nothing here: the optional package is there already, or cannot be had; neither is an error."""
     there = stub_environment(tmp_path / "there", "ctranslate2>=4")
     text = run(there, "run", PIP_NO_INDEX="1")
     assert "is finished" in text and "goes without" not in text
