@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from fairseq_rope.errors import UserError
 
-# Small, since on a CPU batches of about 15 sentences at the same time keep every core busy (benchmarks/deploy.py --grid).
+# Small, since several such batches at the same time are what a CPU gets through fastest (benchmarks/deploy.py --grid).
 BATCH_TOKENS = 512
 DEVICES = ("auto", "cpu", "cuda")
 INSTALL = "pip install 'fairseq-rope[deploy]', or in a checkout pip install '.[deploy]'"
