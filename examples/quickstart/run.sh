@@ -208,8 +208,8 @@ exportable() {
     return 1
 }
 
-# In float32: so small a model gains next to nothing from int8, and this way translates as average.pt does. The folder
-# appears whole; what a killed export left beside it goes.
+# In float32, which translates as average.pt does; int8 changes a few translations, and gains so small a model little.
+# The folder appears whole; what a killed export left beside it goes.
 export_model() {
     rm -rf .model-ct2.*
     watched "export" export.log last_line fairseq-rope-export --path average.pt --data data-bin -s "$SRC" -t "$TGT" \
@@ -262,7 +262,7 @@ TEXT
         say "  model-ct2          the model, exported: raw text in and out, without fairseq and torch"
         say
         say "\$ echo '${sentence//"'"/"'\''"}' | $bin/fairseq-rope-translate '$OUT/model-ct2'"
-        say "$sentence" | fairseq-rope-translate model-ct2 --quiet || die "the exported model $OUT/model-ct2 does not translate (above)"
+        say "$sentence" | fairseq-rope-translate model-ct2 --quiet || die "the exported model $OUT/model-ct2 does not translate (above): remove it, and the same command exports it again"
         model="'$OUT/model-ct2'"
     else
         model="'$OUT/average.pt' --data '$OUT/data-bin'"

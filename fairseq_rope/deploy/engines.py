@@ -6,6 +6,7 @@ for any length) and ``start``, ``translate`` and ``forced_log_probs`` as :class:
 torch nor fairseq.
 """
 
+import json
 import math
 import time
 from collections import defaultdict
@@ -28,6 +29,11 @@ class Hypothesis(NamedTuple):
 
     The score is the sum of the log-probabilities (natural logarithm) of its tokens and its ``</s>``, divided by their
     number to the power of the length penalty. fairseq-generate prints the same divided by ln 2.
+
+    CTranslate2's differ a little: fairseq excludes the padding symbol and, at first, ``</s>`` after the softmax,
+    CTranslate2 before it, which gives their probability to the other symbols (next to nothing once a model is trained);
+    and a translation that CTranslate2 ends at the limit of its length has no ``</s>`` in its score, so that there the
+    two may choose differently too.
     """
 
     tokens: list[str]
@@ -84,6 +90,11 @@ class Search:
         wanted = int(self.max_len_a * source_tokens + self.max_len_b)
         return wanted if target_limit is None else min(wanted, target_limit - 1)
 
+    def check_beam(self, symbols: int):
+        """Raise a UserError if the beam is wider than a target vocabulary of ``symbols`` has continuations."""
+        if self.beam >= symbols:
+            raise UserError(f"--beam {self.beam} is not possible: the model knows {symbols:,} symbols")
+
     def groups(self, sentences: list[list[str]]) -> list[list[int]]:
         """Numbers of the sentences that may be in a batch together: those with one limit of length."""
         if not self.max_len_a:
@@ -122,6 +133,7 @@ class CTranslate2Engine:
         except ImportError as error:
             raise UserError(f"an exported model needs CTranslate2, which is not installed: {INSTALL}") from error
         self.source_limit, self.target_limit = limits
+        self._symbols = _target_symbols(Path(folder))
         batches = max(1, min(batches or threads, threads))
         if device == "auto":
             device = "cuda" if ctranslate2.get_cuda_device_count() else "cpu"
@@ -147,6 +159,7 @@ class CTranslate2Engine:
             an object with ``ready()``, ``done()`` (how many sentences) and ``result()``, which waits: one list of
             ``search.nbest`` hypotheses a sentence, best first, in order.
         """
+        search.check_beam(self._symbols)
         futures = [None] * len(sentences)
         for group in search.groups(sentences):
             longest = search.longest(len(sentences[group[0]]) + 1, self.target_limit)
@@ -177,6 +190,17 @@ class CTranslate2Engine:
             sources, targets, max_batch_size=BATCH_TOKENS, batch_type="tokens", max_input_length=0
         )
         return [result.log_probs for result in results]
+
+
+def _target_symbols(folder):
+    """Number of symbols that a model may say."""
+    for name in ("target_vocabulary.json", "shared_vocabulary.json"):
+        if (folder / name).is_file():
+            try:
+                return len(json.loads((folder / name).read_bytes()))
+            except (OSError, ValueError) as error:
+                raise UserError(f"{folder / name} cannot be read: {error}; export the model again") from error
+    raise UserError(f"{folder} is no exported model: it has no vocabulary")
 
 
 class _Started:

@@ -161,8 +161,7 @@ class FairseqEngine:
         from omegaconf import OmegaConf
 
         if search not in self._generators:
-            if search.beam > len(self.target) - 1:
-                raise UserError(f"--beam {search.beam} is not possible: the model knows {len(self.target)} symbols")
+            search.check_beam(len(self.target))
             config = OmegaConf.structured(
                 GenerationConfig(
                     beam=search.beam,

@@ -17,11 +17,12 @@ from fairseq_rope.errors import UserError
 from fairseq_rope.prepare.subwords import learn_bpe, learn_sentencepiece, load_segmenter
 
 pytest.importorskip("ctranslate2")
-LONGEST = 12
+LONGEST = 30
+UPDATES = 60  # after which a translation has about the right length
 
 
-def make_model(folder, arch, sentencepiece=False, seed=1):
-    """A checkpoint with random weights that decide clearly, its data and subwords: OUT/{data-bin,codes or model}."""
+def make_model(folder, arch, sentencepiece=False):
+    """A checkpoint that was trained a little, its data and subwords: OUT/{data-bin,codes or model}."""
     text = helpers.write_digits(folder / "text")
     words = " ".join((text / f"train.{language}").read_text() for language in ("en", "de")).split()
     if sentencepiece:
@@ -34,15 +35,11 @@ def make_model(folder, arch, sentencepiece=False, seed=1):
     for path in list(text.iterdir()):
         path.write_text("".join(segment(line) + "\n" for line in path.read_text().splitlines()))
     data = helpers.binarize(text, folder / "data-bin")
-    runs.train(data, folder / "run", arch, "--disable-validation", updates=1)
-    state = torch.load(folder / "run" / "checkpoint_last.pt", weights_only=True)
-    torch.manual_seed(seed)
-    for name, tensor in state["model"].items():
-        if tensor.is_floating_point() and tensor.dim():
-            tensor += torch.randn_like(tensor) * (0.2 if tensor.dim() == 1 else 0.15)
-            if "embed_tokens" in name:
-                tensor[1] = 0
-    torch.save(state, folder / f"{seed}.pt")
+    runs.train(data, folder / "run", arch, "--disable-validation", updates=UPDATES)
+    state = runs.checkpoint(folder / "run")
+    for kind in ("weight", "bias"):  # decisions as clear as a trained model's, which gives <pad> next to nothing
+        state["model"][f"decoder.layers.1.final_layer_norm.{kind}"] *= 4
+    torch.save(state, folder / "1.pt")
     return folder
 
 
@@ -95,10 +92,12 @@ def interactive(folder, path, lines, *options, beam=4):
 
 
 def same(ours, theirs, tolerance):
-    """Whether translations are the same and scores agree; the number of n-best lists that have the same texts."""
+    """Whether translations are the same and scores agree (unless ``tolerance`` is None); the number of n-best lists that have the same texts."""
+    ours = list(ours)
     for result, hypotheses in zip(ours, theirs, strict=True):
         assert result.text == hypotheses[0][0], (result, hypotheses)
-        assert result.score == pytest.approx(hypotheses[0][1], abs=tolerance)
+        if tolerance is not None:
+            assert result.score == pytest.approx(hypotheses[0][1], abs=tolerance)
     return sum(
         [text for text, _ in result.nbest] == [text for text, _ in hypotheses]
         for result, hypotheses in zip(ours, theirs, strict=True)
@@ -111,14 +110,15 @@ MOSES = ["--tokenizer", "moses", "--bpe", "subword_nmt", "--bpe-codes"]
 @pytest.mark.parametrize("beam", [1, 4])
 def test_bpe_model(model, exported, lines, beam):
     theirs = interactive(model, model / "1.pt", lines, *MOSES, model / "codes", beam=beam)
-    assert len({text for (text, _), *_ in theirs}) > 10
+    assert len({text for (text, _), *_ in theirs}) > 4
     search = Search(beam=beam, nbest=beam, max_len_b=LONGEST, batch_tokens=60)
     with_checkpoint = load_translator(
         model / "1.pt", model / "data-bin", search=search, source_lang="en", target_lang="de"
     )
     assert same(with_checkpoint.translate(lines), theirs, 1e-4) == len(lines)
-    # CTranslate2 approximates scores a little in beam search, so that far-off hypotheses may change places
-    assert same(load_translator(exported, search=search).translate(lines), theirs, 5e-3) >= len(lines) * 0.8
+    # CTranslate2 takes what it excludes (<blank>, at first </s>) out of the softmax: it shows in the scores of a model
+    # that was trained so little. The scores of forced decoding are compared in test_export_spec.
+    assert same(load_translator(exported, search=search).translate(lines), theirs, None) >= len(lines) * 0.5
 
 
 def test_sentencepiece_model_and_ensemble(tmp_path, lines):
@@ -155,25 +155,29 @@ def test_forced_log_probabilities_agree(engines, sentences):
 
 
 def test_scores_are_those_of_the_tokens(engines, sentences):
-    trained, _ = engines
-    for found in (engine.translate(sentences, Search(max_len_b=LONGEST)) for engine in engines):
-        best = [hypotheses[0] for hypotheses in found]
+    """CTranslate2's are so but for the probability of an empty translation, which it gives to the other symbols."""
+    trained, exported = engines
+    empty = trained.forced_log_probs(sentences, [[]] * len(sentences))
+    for engine, beam in ((trained, 4), (exported, 4), (exported, 1)):
+        best = [hypotheses[0] for hypotheses in engine.translate(sentences, Search(beam=beam, max_len_b=LONGEST))]
         log_probs = trained.forced_log_probs(sentences, [hypothesis.tokens for hypothesis in best])
-        for hypothesis, row in zip(best, log_probs, strict=True):
+        assert sum(len(hypothesis.tokens) < LONGEST for hypothesis in best) > len(sentences) / 2
+        for hypothesis, row, (nothing,) in zip(best, log_probs, empty, strict=True):
+            given_away = math.log1p(-math.exp(nothing)) if engine is exported else 0
             if len(hypothesis.tokens) < LONGEST:  # else the </s> was not the model's
-                assert hypothesis.score == pytest.approx(sum(row) / len(row) ** 0.6, abs=3e-3)
+                assert hypothesis.score == pytest.approx((sum(row) - given_away) / len(row) ** 0.6, abs=1e-4)
 
 
-@pytest.mark.parametrize("limits", [{"max_len_a": 0.5, "max_len_b": 3}, {"max_len_b": 4}, {"max_len_b": 1}])
+@pytest.mark.parametrize("limits", [{"max_len_a": 0.1, "max_len_b": 1}, {"max_len_b": 1}])
 def test_limits_of_length_are_a_sentence_s_own(engines, sentences, limits):
+    """Whatever it is translated together with. (At its limit CTranslate2 ends a translation without a ``</s>``.)"""
     search = Search(beam=2, **limits)
-    whole = [[found[0].tokens for found in engine.translate(sentences, search)] for engine in engines]
-    assert whole[0] == whole[1]
     longest = [search.longest(len(sentence) + 1) for sentence in sentences]
-    assert all(len(tokens) <= limit for tokens, limit in zip(whole[0], longest, strict=True))
-    assert any(len(tokens) == limit for tokens, limit in zip(whole[0], longest, strict=True))
-    alone = [engine.translate([sentence], search)[0][0].tokens for engine in engines for sentence in sentences[:4]]
-    assert alone == whole[0][:4] * 2
+    for engine in engines:
+        whole = [found[0].tokens for found in engine.translate(sentences, search)]
+        assert all(len(tokens) <= limit for tokens, limit in zip(whole, longest, strict=True))
+        assert any(len(tokens) == limit for tokens, limit in zip(whole, longest, strict=True))
+        assert [engine.translate([sentence], search)[0][0].tokens for sentence in sentences[:4]] == whole[:4]
 
 
 def test_translation_goes_on_while_text_is_prepared(engines, sentences):
@@ -187,7 +191,7 @@ def test_translation_goes_on_while_text_is_prepared(engines, sentences):
 
 def test_a_beam_wider_than_the_vocabulary_is_refused(engines, sentences):
     for engine in engines:
-        with pytest.raises(UserError):
+        with pytest.raises(UserError, match="--beam 5000 is not possible: the model knows"):
             engine.translate(sentences[:2], Search(beam=5000))
 
 
@@ -206,7 +210,7 @@ def test_what_does_not_fit_is_told_in_a_sentence(model, exported, tmp_path):
     for language in ("en", "de"):
         (tmp_path / "data-bin" / f"dict.{language}.txt").write_text("one 1\ntwo 1\n")
     with pytest.raises(UserError, match=r"is not the data of .*knows \d+ symbols, and .*dict.en.txt has 6"):
-        load_translator(model / "1.pt", tmp_path / "data-bin", no_subwords=True)
+        load_translator(model / "1.pt", tmp_path / "data-bin", no_subwords=True, source_lang="en", target_lang="de")
     with pytest.raises(UserError, match="no dictionary of the language 'fr'"):
         load_translator(model / "1.pt", model / "data-bin", source_lang="fr", target_lang="de")
     (exported / "model.bin").rename(exported / "model")
