@@ -92,7 +92,11 @@ def interactive(folder, path, lines, *options, beam=4):
 
 
 def same(ours, theirs, tolerance):
-    """Whether translations are the same and scores agree (unless ``tolerance`` is None); the number of n-best lists that have the same texts."""
+    """Whether translations are the same and scores agree (unless ``tolerance`` is None).
+
+    Returns:
+        the number of n-best lists that have the same texts.
+    """
     ours = list(ours)
     for result, hypotheses in zip(ours, theirs, strict=True):
         assert result.text == hypotheses[0][0], (result, hypotheses)
