@@ -21,7 +21,7 @@ BATCH_TOKENS = 512
 DEVICES = ("auto", "cpu", "cuda")
 INSTALL = "pip install 'fairseq-rope[deploy]', or in a checkout pip install '.[deploy]'"
 # Seconds between two looks whether a result is there: only between them does Python hear Ctrl-C.
-TICK = 0.002
+TICK = 0.005
 
 
 class Hypothesis(NamedTuple):
@@ -210,16 +210,19 @@ class _Started:
         self.futures, self.waiting = futures, list(futures)
 
     def ready(self):
-        self.waiting = [future for future in self.waiting if not future.done()]
+        # One future a look as long as it is under way: asking all of them would take a core from the engine.
+        while self.waiting and self.waiting[-1].done():
+            self.waiting.pop()
         return not self.waiting
 
     def done(self):
-        self.ready()
-        return len(self.futures) - len(self.waiting)
+        return sum(future.done() for future in self.futures)
 
     def result(self):
+        tick = TICK / 16  # short at first, for the answer to a single sentence
         while not self.ready():
-            time.sleep(TICK)
+            time.sleep(tick)
+            tick = min(2 * tick, TICK)
         try:
             results = [future.result() for future in self.futures]
         except RuntimeError as error:
