@@ -1,7 +1,5 @@
 """The sides of deploy.py: a checkpoint as fairseq-generate runs it, and its exports in CTranslate2."""
 
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -81,17 +79,9 @@ KINDS.update(OWN_KINDS)
 class Process(worker.Process):
     """A side of this file in a process of its own: as ``worker.Process``, which knows those of ``sides.py`` only."""
 
-    def __init__(self, kind, options, threads):
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), kind],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
-        try:
-            self.ask({"do": "open", "kind": kind, "options": options, "threads": threads})
-        except BaseException:
-            self.close()
-            raise
+    @staticmethod
+    def command(kind):
+        return [sys.executable, str(Path(__file__).resolve()), kind]
 
 
 def serve(kind):

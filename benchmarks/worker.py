@@ -48,7 +48,7 @@ class Process:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         environment.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's profiler reports its starts
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve())],
+            self.command(kind),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
         try:
@@ -56,6 +56,11 @@ class Process:
         except BaseException:
             self.close()
             raise
+
+    @staticmethod
+    def command(kind):
+        """What the process runs."""
+        return [sys.executable, str(Path(__file__).resolve())]
 
     def ask(self, command):
         """Send a command and wait for its answer."""

@@ -58,7 +58,7 @@ def describe(path, state):
         path=str(path),
         epoch=epoch,
         update=history[-1].get("num_updates"),
-        metric=_option(state, "checkpoint", "best_checkpoint_metric") or "loss",
+        metric=option(state, "checkpoint", "best_checkpoint_metric") or "loss",
         value=float(value) if value is not None else None,
     )
 
@@ -162,11 +162,11 @@ def _best(inputs, folder, load):
         raise UserError(f"the best checkpoints are by different metrics ({', '.join(metrics)}): give the files of one")
     if not found:
         return []
-    more_is_better = bool(_option(load(found[0][2]), "checkpoint", "maximize_best_checkpoint_metric"))
+    more_is_better = bool(option(load(found[0][2]), "checkpoint", "maximize_best_checkpoint_metric"))
     return [path for _, _, path in sorted(found, key=lambda entry: entry[1], reverse=more_is_better)]
 
 
-def _option(state, group, name):
+def option(state, group, name):
     """One option of the training run: in ``cfg`` by group, or flat in the ``args`` of older checkpoints."""
     options = _plain((state.get("cfg") or {}).get(group)) or _plain(state.get("args")) or {}
     return options.get(name)

@@ -160,13 +160,6 @@ def _fill_stack(spec, embeddings, module, rows):
             _fill_norm(getattr(spec, name), getattr(module, name))
 
 
-def position_limit(module, rows: int) -> int | None:
-    """Tokens of the longest sentence, with its ``</s>``, that an exported stack has positions for; None: any length."""
-    if isinstance(module.embed_positions, RotaryPositions):
-        return None
-    return module.embed_positions.max_positions() if isinstance(module.embed_positions, LearnedPositions) else rows
-
-
 def _position_vectors(module, rows) -> np.ndarray | None:
     """What is added at each position from the first, (positions, embed_dim); None for a rotary stack."""
     positions, first = module.embed_positions, module.padding_idx + 1

@@ -15,7 +15,7 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_rope.averaging import average_checkpoints, load_mapped
-from fairseq_rope.checkpoint_files import CheckpointInfo, describe
+from fairseq_rope.checkpoint_files import CheckpointInfo, describe, option
 from fairseq_rope.cli.average import save
 from fairseq_rope.cli.fold import fold_checkpoint
 from fairseq_rope.config import RopeTransformerConfig
@@ -107,17 +107,13 @@ def recorded_languages(state: dict) -> tuple[str | None, str | None]:
     Raises:
         UserError: a task whose sentences are more than words and ``</s>``.
     """
-    task = state["cfg"].get("task") if isinstance(state.get("cfg"), dict) else None
-    task = vars(task) if isinstance(task, Namespace) else task
-    if not hasattr(task, "get"):
-        return None, None
-    name = task.get("_name") or task.get("task") or TASKS[0]
+    name = option(state, "task", "_name") or option(state, "task", "task") or TASKS[0]
     if name not in TASKS:
         raise UserError(
             f"it was trained with --task {name}, which may put symbols of its own into sentences; exported are models "
             f"of {', '.join(TASKS)}"
         )
-    return task.get("source_lang"), task.get("target_lang")
+    return option(state, "task", "source_lang"), option(state, "task", "target_lang")
 
 
 def load_dictionary(data: Path, lang: str) -> Dictionary:
@@ -301,8 +297,8 @@ def export(
     check_output(output, force)
     first = load_source(paths[:1]).state  # its tensors stay in the file, so that what is wrong is said at once
     with _naming(paths[:1]):
-        known = recorded_languages(first)
         exportable_options(first)
+        known = recorded_languages(first)
     source_lang, target_lang = languages(options, Path(data), known)
     text = settings_for(options, Path(data), source_lang, target_lang)
     pipeline = TextPipeline(text.settings, text.subword_file)

@@ -19,13 +19,10 @@ def recorded_languages(path: Path) -> tuple[str | None, str | None]:
     """
     _register()  # what checkpoints may hold is registered too
     from fairseq_rope.averaging import load_mapped
+    from fairseq_rope.checkpoint_files import option
 
     state = load_mapped(path)
-    config = state.get("cfg")
-    task = config.get("task") if isinstance(config, dict) else None
-    task = task if task is not None else state.get("args")
-    known = task if isinstance(task, dict) else vars(task) if hasattr(task, "__dict__") else {}
-    values = (known.get("source_lang"), known.get("target_lang"))
+    values = (option(state, "task", name) for name in ("source_lang", "target_lang"))
     return tuple(value if isinstance(value, str) else None for value in values)
 
 
