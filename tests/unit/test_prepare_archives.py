@@ -215,8 +215,8 @@ def test_missing_members_are_named(tmp_path):
         (b"<!DOCTYPE html>\n<p>404", r"is no tar archive: it starts with '<!DOCTYPE html>\\n<p>404'"),
         (b"a" * 2000, "is no tar archive: it starts with 'a{40}'"),
         (b"BZh91AY&SY\xff" * 99, r"is no tar archive: it starts with b'BZh91"),
-        (gzip.compress(b"<html>" * 200), "is no tar archive: gunzipped, it starts with '<html>"),
-        (gzip.compress(b""), "is no tar archive: gunzipped, it starts with ''"),
+        (gzip.compress(b"<html>" * 200, mtime=0), "is no tar archive: gunzipped, it starts with '<html>"),
+        (gzip.compress(b"", mtime=0), "is no tar archive: gunzipped, it starts with ''"),
         (b"\x1f\x8b rest is nonsense", "is damaged"),
         (b"\x1f\x8b", "is truncated"),
     ],
@@ -305,11 +305,11 @@ def test_a_damaged_header_is_not_taken_for_the_end(tmp_path):
 @pytest.mark.parametrize(
     ("inner", "match"),
     [
-        (gzip.compress(EN)[:-200], "its member 'b.gz' is a truncated gzip file"),
-        (gzip.compress(EN)[:-8] + b"12345678", "its member 'b.gz' is no intact gzip file .CRC"),
-        (gzip.compress(EN) + b"junk", "its member 'b.gz' is no intact gzip file"),
+        (gzip.compress(EN, mtime=0)[:-200], "its member 'b.gz' is a truncated gzip file"),
+        (gzip.compress(EN, mtime=0)[:-8] + b"12345678", "its member 'b.gz' is no intact gzip file .CRC"),
+        (gzip.compress(EN, mtime=0) + b"junk", "its member 'b.gz' is no intact gzip file"),
         (b"plain text\n", "its member 'b.gz' is no intact gzip file .Not a gzipped file"),
-        (gzip.compress(EN)[:100] + b"\xff" * 100, "its member 'b.gz' is no intact gzip file"),
+        (gzip.compress(EN, mtime=0)[:100] + b"\xff" * 100, "its member 'b.gz' is no intact gzip file"),
     ],
     ids=["truncated", "checksum", "junk", "text", "damaged"],
 )
